@@ -32,6 +32,9 @@ STATES = (State.CREATING, State.CONNECTING, State.HEALTH_CHECKING, State.WEIGHT_
 SERVER_SECONDS = 900.0
 MEAN_LIFE, SHORTEST_LIFE = 30.0, 3.0
 """Seconds for which a spot node lives on average, and for which it lives at least on average."""
+EARLY = 0.25
+"""Share of the spot nodes whose life counts from their start, so that they may vanish before their first row; that of
+all others counts from their first row."""
 
 
 @dataclass
@@ -154,6 +157,11 @@ class SpotNode:
         own = {key: lease for key, lease in leases.items() if lease.get("name") == self._name}
         return next((int(key.rpartition(".")[2]) for key, o in own.items() if o["since"] >= self._started), 0)
 
+    def has_generated(self) -> bool:
+        """Whether its rollout has generated a row since the last start."""
+        number = self._number()
+        return number > 0 and max(rows_of(self._run, f"rollout.{SPAN * number}#"), default=0) > self._started
+
     def vanish(self) -> int:
         """Kill all processes of the node at once; return the number of rows that its rollout held."""
         if self._process is None:
@@ -191,20 +199,22 @@ def vanishing(run: LiveRun, nodes: int, seconds: float, quiet: float, seed: int)
     life = max(SHORTEST_LIFE, min(MEAN_LIFE, seconds / 4))
     part.mark("spot engines vanish")
     end = time.monotonic() + seconds
-    due = []
-    for node in spot:
-        node.start()
-        due.append(time.monotonic() + life * chance.uniform(0.5, 1.5))
-    vanished, held = 0, []
+    due: list[float | None] = [0.0] * nodes
+    vanished, held = -nodes, []
     while time.monotonic() < end:
         run.check()
         for n, node in enumerate(spot):
-            if time.monotonic() >= due[n]:
+            now, moment = time.monotonic(), due[n]
+            is_due = moment is not None and now >= moment
+            if is_due:
                 held.append(node.vanish())
                 vanished += 1
                 node.start()
-                due[n] = time.monotonic() + life * chance.uniform(0.5, 1.5)
-        time.sleep(0.05)
+            if (is_due and chance.random() < EARLY) or (moment is None and node.has_generated()):
+                due[n] = now + life * chance.uniform(0.5, 1.5)
+            elif is_due:
+                due[n] = None
+        time.sleep(0.1)
     held += [node.vanish() for node in spot]
     part.stay("after", quiet)
     firsts = sorted(second for node in spot for second in node.first_rows)

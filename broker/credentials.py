@@ -190,8 +190,8 @@ class OperatorKeys:
         user = SigningKey.new(_USER_PREFIX)
         # NATS takes an empty allow list as "everything is allowed".
         pub, sub = (
-            {"allow": list(allowed)} if allowed else {"deny": [">"]}
-            for allowed in (permissions.published, permissions.subscribed)
+            {"allow": list(allowed), "deny": list(denied)} if allowed else {"deny": [">"]}
+            for allowed, denied in ((permissions.published, permissions.withheld), (permissions.subscribed, ()))
         )
         kinds = ["STANDARD", "WEBSOCKET"] if websocket else ["STANDARD"]
         own = {"type": "user", **_UNLIMITED, "pub": pub, "sub": sub, "allowed_connection_types": kinds}

@@ -64,7 +64,12 @@ _ACTOR: dict[str, Check] = {
     "waits_for": _or_none(_is_text),
     "doing_since": _or_none(_is_number),
 }
-_MORE_OF_ACTOR: dict[str, Check] = {"weights": _is_version, "handled": _is_count, "code": _is_text}
+_MORE_OF_ACTOR: dict[str, Check] = {
+    "weights": _is_version,
+    "handled": _is_count,
+    "has_worked": _is_flag,
+    "code": _is_text,
+}
 _NODE: dict[str, Check] = {"name": _is_text, "where": _is_text}
 _MORE_OF_NODE: dict[str, Check] = {
     "since": _is_number,

@@ -28,16 +28,21 @@ class Permissions:
     subscribe: tuple[str, ...] = ()
     serves: tuple[str, ...] = ()
     """Subjects of requests that the user answers. Users that may publish them reach its account, and no other one."""
+    withheld: tuple[str, ...] = ()
+    """Subjects that the user may not publish although `publish` contains them."""
 
     def __or__(self, other: Permissions) -> Permissions:
         return Permissions(
             tuple(dict.fromkeys(self.publish + other.publish)),
             tuple(dict.fromkeys(self.subscribe + other.subscribe)),
             tuple(dict.fromkeys(self.serves + other.serves)),
+            tuple(dict.fromkeys(self.withheld + other.withheld)),
         )
 
     def allows(self, subject: str, *, publish: bool) -> bool:
         """Whether publishing (or subscribing) to a subject without wildcards is permitted."""
+        if publish and any(matches(pattern, subject) for pattern in self.withheld):
+            return False
         return any(matches(pattern, subject) for pattern in (self.published if publish else self.subscribed))
 
     @property

@@ -52,7 +52,7 @@ class RunUsers:
         try:
             body = json.loads(path.read_text())
             users = {
-                str(name): Permissions(*(tuple(known[kind]) for kind in ("publish", "subscribe", "serves")))
+                str(name): Permissions(*(tuple(known[kind]) for kind in ("publish", "subscribe", "serves", "withheld")))
                 for name, known in body["users"].items()
             }
             return cls(check_name(body["run"], "run name"), users, int(body["revoked"]), int(body["max_bytes"]))

@@ -43,7 +43,10 @@ INVITATIONS = (
     RankInvitation("5b3f09d2c1a87e64", 3, "torch 2.13.0", FINGERPRINT[:16], 1, "10.0.0.5", 40123, "8d1c"),
     RankAnswer("10.0.0.7"),
 )
-PROFILES = (ProfileCall(2), ProfileAnswer("written", host="gpu-1", files=["runs/demo/profiles/trainer.0-1-0.json.gz"]))
+PROFILES = (
+    ProfileCall(2, 1800.0),
+    ProfileAnswer("written", host="gpu-1", files=["runs/demo/profiles/trainer.0-1-0.json.gz"]),
+)
 # One example of each kind of cell.
 EXAMPLES: dict[str, Any] = {
     "prompt": messages.Prompt("53>", INTS, "35", {}, 77, 11),
@@ -199,6 +202,7 @@ def rights(run: Config) -> list[str]:
         allowed = permissions(run, user)
         lines += [f"### {user}", "", *([f"{said[user][:1].upper()}{said[user][1:]}.", ""] if user in said else [])]
         lines += ["```", *(f"pub {subject}" for subject in allowed.publish)]
+        lines += [f"pub not {subject}" for subject in allowed.withheld]
         lines += [f"sub {subject}" for subject in allowed.subscribe]
         lines += [*(f"answer {subject}" for subject in allowed.serves), "```", ""]
     return lines

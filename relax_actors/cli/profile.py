@@ -8,6 +8,8 @@ import typer
 
 from relax_actors.cli.options import AsJson, Broker, Credentials, RunName
 
+BEGIN_SECONDS = 1800.0
+"""Longest wait for the first step of a profile."""
 WAIT_SECONDS = 3600.0
 """Longest wait for a profile; an actor that has died is noticed sooner."""
 
@@ -32,6 +34,7 @@ def profile(
     import sys
     from dataclasses import asdict
 
+    from relax_actors.messages.profile import ProfileCall
     from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import NotUpError, connected
     from relax_actors.monitoring.timeline.profiles import parse_actor, take_profile
@@ -45,7 +48,8 @@ def profile(
         connection, name = at.table.connection, at.settings.run.name
         if not at.live:
             raise NotUpError(name)
-        answer = connection.call(take_profile(connection, name, actor, steps, on_state), WAIT_SECONDS)
+        call = ProfileCall(steps, BEGIN_SECONDS)
+        answer = connection.call(take_profile(connection, name, actor, call, on_state), WAIT_SECONDS)
     if json:
         sys.stdout.write(json_module.dumps(asdict(answer)) + "\n")
         return

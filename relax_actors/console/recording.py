@@ -10,11 +10,13 @@ import json
 import lzma
 import tarfile
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 from broker.address import Address
 from broker.connection import Connection
 from broker.credentials import OperatorKeys
+from broker.leases import RunState
 from broker.permissions import OBSERVER, Permissions
 from broker.server import Server
 from broker.server_keys import Users, secret_of, write_keys
@@ -22,6 +24,7 @@ from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.streams import RUN_KEY, RunRecord
 
 ARCHIVE = Path(__file__).parent / "demo.tar.xz"
 NAME = "demo"
@@ -66,8 +69,10 @@ def unpack(parent: Path, archive: Path = ARCHIVE) -> Path:
     server = Server(folder.broker, users=operator)
     try:
         with closing(Connection(server.start(), "recording")) as connection:
-            # Leases and counters of the recorded run are not part of the archive.
-            connection.call(ensure_bucket(connection, Subjects(run)), 30)
+            # Leases, counters and the published run are not part of the archive.
+            state = RunState(connection, connection.call(ensure_bucket(connection, Subjects(run)), 30))
+            record = asdict(RunRecord(body["config"], "", finished=True))
+            connection.call(state.update(RUN_KEY, lambda _: record), 30)
         Address.load(folder.broker / "address.json").save(folder.address)
     finally:
         server.stop()

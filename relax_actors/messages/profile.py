@@ -11,9 +11,11 @@ class ProfileCall:
 
     Attributes:
         steps: optimizer steps of a trainer, or batches of a rollout.
+        seconds: how long the profile may wait for its first step; then it is refused.
     """
 
     steps: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,10 +100,9 @@ def _has_weights(role: str, leases: list[Mapping[str, Any] | None], report: Repo
 
 
 def has_proved(report: Report, actors: Sequence[str]) -> bool:
-    """Whether new code has shown that it works: an actor has handled a row, or all have waited long for one."""
+    """Whether new code has shown that it works: an actor has handled a row or trained, or all have waited long."""
     leases = [report.leases.get(name, {}) for name in actors]
-    handled = [lease.get("handled", 0) for lease in leases]
-    if any(isinstance(number, int) and number > 0 for number in handled):
+    if any(lease.get("has_worked") is True for lease in leases):
         return True
     idle = [lease.get("doing_since") if lease.get("waits_for") else None for lease in leases]
     return all(isinstance(since, int | float) and report.time - since > IDLE_SECONDS for since in idle)

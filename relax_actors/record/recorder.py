@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,7 +24,7 @@ from relax_actors.record.groups import groups_of
 from relax_actors.record.position import Position
 from relax_actors.record.record import Record, StepRecord
 from relax_actors.record.row_cells import RowCell, pack_row
-from relax_actors.record.rules import kept_groups, kept_held_out, shelf_of
+from relax_actors.record.rules import Group, kept_groups, kept_held_out, shelf_of
 from relax_actors.record.segments import SegmentWriter, Shelf
 
 if TYPE_CHECKING:
@@ -124,16 +124,16 @@ class Recorder:
     def _record_step(self, step: int, batch: dict[str, Any]) -> None:
         trained = [index for index in batch.get("rows", ()) if isinstance(index, int)]
         cells, is_whole = self._deciding_cells(step)
-        kept = self._kept(step, cells, trained)
-        if not is_whole and len(kept) > MANY_ROWS:
-            cells = self._cells(f"{self._subjects.prefix}.group.{step}.>")
-        elif not is_whole:
-            cells |= self._cells(*(f"{self._subjects.prefix}.{RowId(step, index)}.>" for index in kept))
         groups = groups_of(step, cells, trained, self._store.reader())
+        kept = kept_groups(self._section, self._seed, step, groups)
+        if not is_whole:
+            cells = self._kept_cells(step, kept)
+            of_kept = [index for index in trained if index in cells]
+            groups = _updated(groups, groups_of(step, cells, of_kept, self._store.reader()))
         for index, why in kept.items():
             self._keep(RowId(step, index), why, cells.get(index, {}))
         # Cells of a step are removed together.
-        collected = bool(trained) and not cells
+        collected = bool(trained) and is_whole and not cells
         if collected:
             log.warning("step_collected", step=step, why="a checkpoint removed its rows before they could be read")
         facts = {name: value for name, value in batch.items() if name != "rows"}
@@ -142,10 +142,10 @@ class Recorder:
         self._step = step
         self._written = {row for row in self._written if row.kind != "group"}
 
-    def _kept(self, step: int, cells: Cells, trained: list[int]) -> dict[int, list[str]]:
-        """Return the rows of a step that the rules keep, and why."""
-        groups = groups_of(step, cells, trained, self._store.reader())
-        return kept_groups(self._section, self._seed, step, groups)
+    def _kept_cells(self, step: int, kept: Collection[int]) -> Cells:
+        """Return the cells of kept rows, or of all rows of the step where many are kept."""
+        rows = [f"{self._subjects.prefix}.{RowId(step, index)}.>" for index in kept]
+        return self._cells(*(rows if len(rows) <= MANY_ROWS else [f"{self._subjects.prefix}.group.{step}.>"]))
 
     def _deciding_cells(self, step: int) -> tuple[Cells, bool]:
         """Return the cells that decide which rows of a step are kept, and whether these are all cells of the step.
@@ -207,23 +207,27 @@ class Recorder:
     def _history(self, subject: str) -> History:
         return History(self._connection, self._subjects.table_stream, subject)
 
-    def _pages(self, *histories: History) -> list[Cell]:
-        """Return the cells of histories that were not read yet; subjects that name no cell are left out."""
-        found: list[Cell] = []
-        for cell in self._connection.call(_read_together(histories), CALL_SECONDS) if histories else ():
-            with suppress(SubjectError):
-                self._subjects.parse(cell.subject)
-                found.append(cell)
-        return found
+    def _pages(self, *histories: History) -> Iterator[Cell]:
+        """Yield the cells of histories that were not read yet; subjects that name no cell are left out.
+
+        A history continues behind a page that was read, also after the next page failed: every cell of a page is
+        yielded before the next one is read.
+        """
+        unread = list(histories)
+        while unread:
+            for cell in self._connection.call(_next_pages(unread), CALL_SECONDS):
+                with suppress(SubjectError):
+                    self._subjects.parse(cell.subject)
+                    yield cell
+            unread = [history for history in unread if history.has_more]
 
 
-async def _read_together(histories: Iterable[History]) -> list[Cell]:
-    return [cell for cells in await asyncio.gather(*map(_read, histories)) for cell in cells]
+def _updated(groups: Iterable[Group], newer: Iterable[Group]) -> tuple[Group, ...]:
+    """Return groups by index, with the newer ones in the place of their predecessors."""
+    known = {group.index: group for group in (*groups, *newer)}
+    return tuple(known[index] for index in sorted(known))
 
 
-async def _read(history: History) -> list[Cell]:
-    """Return the cells of a history that were not read yet."""
-    cells = await history.page()
-    while history.has_more:
-        cells += await history.page()
-    return cells
+async def _next_pages(histories: Iterable[History]) -> list[Cell]:
+    pages = await asyncio.gather(*(history.page() for history in histories))
+    return [cell for page in pages for cell in page]

@@ -166,17 +166,20 @@ def _name(reference: TensorRef) -> str:
 
 def _arrays_of(data: bytes, resolve: Resolver) -> dict[str, bytes]:
     """Return the bytes of the arrays of a cell that are in the store, by the names of their references."""
-    found: dict[str, bytes] = {}
+    references: list[TensorRef] = []
 
     def collect(reference: TensorRef) -> Any:
-        if _name(reference) not in left_out:
-            with suppress(StoreError):
-                found[_name(reference)] = resolve(reference).tobytes()
+        references.append(reference)
         return reference
 
+    found: dict[str, bytes] = {}
     with suppress(CodecError):
-        left_out = set(map(_name, _experts_of(open_envelope(data).fields)))
-        open_envelope(data, collect)
+        fields = open_envelope(data, collect).fields
+        left_out = set(map(_name, _experts_of(fields))) if references else ()
+        for reference in references:
+            if _name(reference) not in left_out:
+                with suppress(StoreError):
+                    found[_name(reference)] = resolve(reference).tobytes()
     return found
 
 

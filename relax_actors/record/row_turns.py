@@ -19,7 +19,7 @@ class RowTurn:
 
     Attributes:
         sample: index of the sample.
-        number: number of the turn in its sample.
+        number: number of the turn in its attempt; with agents, in the sample.
         attempt: attempt of the episode.
         parent: number of the turn that it continues; -1 if it continues none.
         player: whose turn it is; empty without players.

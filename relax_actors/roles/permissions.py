@@ -88,7 +88,8 @@ def _node(subjects: Subjects) -> Permissions:
     metrics = (subjects.metric("node", "*"), subjects.metric("root", "*"))
     # Of any name: roles may be added while the run is up, and inference servers are children of nodes, too.
     published = (subjects.event("*", "*", "*"), *metrics, *keys, f"$JS.ACK.{table}.>")
-    return Permissions(published) | allow_read(table, log, bucket)
+    withheld = tuple(subjects.event(name, "*", "*") for name in ("run", "chaos"))
+    return Permissions(published, withheld=withheld) | allow_read(table, log, bucket)
 
 
 def _failures(role: str) -> list[str]:

@@ -138,8 +138,9 @@ def _built_in_class(config: Config, name: str) -> type[Role]:
     if issubclass(cls, StatefulRole) or cls.writes != usual.writes:
         msg = f"{setting} = {path!r} must be a pool role that writes column {usual.writes!r}, not {cls.writes!r}"
         raise ConfigError(msg)
-    needed, own = set(usual.reads), {role.writes for role in _pool_roles(config)}
-    if needed - set(cls.reads) or set(cls.reads) - needed - own:
+    needed, more = set(usual.reads), set(cls.reads) - set(usual.reads)
+    # Most roles read no column of the user's roles: their actors then import none of these.
+    if needed - set(cls.reads) or (more and more - {role.writes for role in _pool_roles(config)}):
         msg = (
             f"{setting} = {path!r} reads {sorted(cls.reads)}; it must read {sorted(needed)}, and beside them only "
             "columns that roles of [roles] write"

@@ -79,6 +79,7 @@ class Trainer(StatefulRole):
         self._sweep()  # before the history is read, so that a flood of strays does not fill the memory
         self._publisher = Publications(Publisher(self.context, self._engine, self._remove_void))
         self._version = -1
+        self._has_trained = False
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
         reader = StepReader(self.context, self._published)
@@ -275,7 +276,7 @@ class Trainer(StatefulRole):
     def _publish(self, step: int) -> None:
         """Publish the weights of a step, and write or start a checkpoint if one is due."""
         self._profiles.end_step()
-        self._version = step + 1
+        self._version, self._has_trained = step + 1, True
         self._arrived.pop(step, None)
         self._last_arrival.pop(step, None)
         self._publisher.send(Publish(self._version, self._feed.statistics.kl_coefficient))
@@ -313,6 +314,10 @@ class Trainer(StatefulRole):
             self._checkpoints.finish()
         self._stop_collector()
         self._publisher.close()
+
+    def has_worked(self, handled: int) -> bool:  # noqa: ARG002 cells that arrive prove nothing of the loss
+        """Return whether this incarnation has trained a step, new or from a batch of the history."""
+        return self._has_trained
 
     def metrics(self) -> dict[str, float]:
         """Return the version and the CPU time spent in the engine."""

@@ -42,7 +42,7 @@ class FollowerPump(Pump[Recover | TakeCells]):
 
     @property
     def handled(self) -> int:
-        """Cells processed so far."""
+        """Cells processed so far, without the history."""
         return self._handled
 
     def wake(self) -> None:
@@ -68,7 +68,8 @@ class FollowerPump(Pump[Recover | TakeCells]):
             raise
         self.watch.end_work()
         self._has_recovered = True
-        self._handled += len(work.cells)
+        if isinstance(work, TakeCells):
+            self._handled += len(work.cells)
 
     async def idle(self) -> None:
         """Have the role do background work."""

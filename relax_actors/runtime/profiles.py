@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+import time
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -24,6 +26,8 @@ if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
 
 MAX_STEPS = 20
 """Most steps of a profile, which is in memory until it ends."""
+MAX_WAIT_SECONDS = 24 * 3600.0
+"""Longest time that a profile may wait for its first step."""
 REPORT_SECONDS = 1.0
 """Interval of the answers to a client that waits."""
 
@@ -55,10 +59,10 @@ class SupportsProfile(Protocol):
 
 
 class _Profile:
-    """A profile that a client waits for."""
+    """A profile that a client waits for: "waiting", "running" or "ended"."""
 
-    def __init__(self, steps: int) -> None:
-        self.left, self.state = steps, "waiting"
+    def __init__(self, call: ProfileCall) -> None:
+        self.left, self.patience, self.state = call.steps, call.seconds, "waiting"
         self.end: asyncio.Future[ProfileAnswer] = asyncio.get_running_loop().create_future()
 
 
@@ -75,6 +79,7 @@ class ProfileRequests:
     def __init__(self, context: Context, engine: object) -> None:
         self._context, self._engine = context, engine
         self._profile: _Profile | None = None
+        self._beginning = threading.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._serials = count()
 
@@ -87,15 +92,15 @@ class ProfileRequests:
 
     def begin(self) -> None:
         """Begin the profile that was asked for, if there is one. Called before a step."""
-        profile = self._profile
-        if profile is None or profile.state != "waiting" or not isinstance(self._engine, SupportsProfile):
-            return
+        with self._beginning:
+            profile = self._profile
+            if profile is None or profile.state != "waiting" or not isinstance(self._engine, SupportsProfile):
+                return
+            profile.state = "running"
         try:
             self._engine.begin_profile()
         except Exception as error:  # noqa: BLE001 the run goes on without a profile
             self._finish(profile, _refused(f"the profiler did not start: {type(error).__name__}: {error}"[:500]))
-        else:
-            profile.state = "running"
 
     def end_step(self) -> None:
         """Count a step of the running profile, and write the profile after the last one."""
@@ -119,16 +124,28 @@ class ProfileRequests:
 
     def _finish(self, profile: _Profile, answer: ProfileAnswer) -> None:
         self._profile = None
-        profile.state = answer.state
+        profile.state = "ended"
         profile.end.get_loop().call_soon_threadsafe(profile.end.set_result, answer)
+
+    def _drop(self, profile: _Profile, reason: str) -> bool:
+        """Refuse a profile that still waits for its first step; return False if it does not."""
+        with self._beginning:
+            if profile.state != "waiting":
+                return False
+            self._finish(profile, _refused(reason))
+            return True
 
     def _receive(self, message: Msg) -> None:
         """Take a request. Called in the event loop's thread."""
-        refusal = self._problem_with(message.data)
+        refusal, earlier = self._problem_with(message.data), self._profile
+        name = f"{self._context.role}.{self._context.n}"
+        # The client of a profile that waits may be gone: a new request takes its place.
+        if refusal is None and earlier and not self._drop(earlier, f"a later request to profile {name} took its place"):
+            refusal = _refused(f"{name} is being profiled for another request; wait for its end")
         if refusal is not None:
             work = self._send(message.reply, refusal)
         else:
-            self._profile = _Profile(decode(message.data, ProfileCall).steps)
+            self._profile = _Profile(decode(message.data, ProfileCall))
             work = self._report(message.reply, self._profile)
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -138,22 +155,26 @@ class ProfileRequests:
         """Return why a request is refused; None if its profile is due."""
         name = f"{self._context.role}.{self._context.n}"
         try:
-            steps = decode(data, ProfileCall).steps
+            call = decode(data, ProfileCall)
         except CodecError as error:
             return _refused(f"the request cannot be read: {error}"[:500])
-        if not 1 <= steps <= MAX_STEPS:
-            return _refused(f"a profile has 1 to {MAX_STEPS} steps, not {steps}")
+        if not 1 <= call.steps <= MAX_STEPS:
+            return _refused(f"a profile has 1 to {MAX_STEPS} steps, not {call.steps}")
+        if not 0 < call.seconds <= MAX_WAIT_SECONDS:
+            return _refused(f"a profile waits up to {MAX_WAIT_SECONDS:g} s for its first step, not {call.seconds:g}")
         if not isinstance(self._engine, SupportsProfile):
             engine = type(self._engine).__name__
             return _refused(f"{name} computes in no process of its own ({engine}): profile its server by its own means")
-        if self._profile is not None:
-            return _refused(f"{name} is being profiled for another request; wait for its end")
         return None
 
     async def _report(self, reply: str, profile: _Profile) -> None:
         """Send the state of a profile until it ends."""
-        while not (await asyncio.wait({profile.end}, timeout=REPORT_SECONDS))[0]:
-            await self._send(reply, ProfileAnswer(profile.state))
+        end = time.monotonic() + profile.patience
+        while not (await asyncio.wait({profile.end}, timeout=min(REPORT_SECONDS, profile.patience)))[0]:
+            if time.monotonic() > end:
+                self._drop(profile, f"{self._context.role}.{self._context.n} began no step in {profile.patience:g} s")
+            if (state := profile.state) != "ended":
+                await self._send(reply, ProfileAnswer(state))
         await self._send(reply, profile.end.result())
 
     async def _send(self, reply: str, answer: ProfileAnswer) -> None:

@@ -190,6 +190,16 @@ class Role:
         """
         return {}
 
+    def has_worked(self, handled: int) -> bool:
+        """Return whether the code has shown that it works, so that a replacement of it may go on.
+
+        Called every second in the event loop's thread.
+
+        Args:
+            handled: rows, cells or requests that this incarnation has handled, without the history of a stateful role.
+        """
+        return handled > 0
+
     def weights_version(self) -> int | None:
         """Return the version of the verified weights that the actor holds, -1 before the first; None without weights.
 

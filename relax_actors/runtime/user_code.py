@@ -1,7 +1,8 @@
 """Code of the user that a role runs: its files, their version, and copies of them in the store.
 
 The files are found without importing them: the modules that the settings name by dotted paths, and the modules that
-these import, as far as they lie in the folder in which dotted paths are imported. Installed packages are left out.
+these import, as far as they lie in the folder in which dotted paths are imported. Installed packages are left out. Of a
+package with `__init__.py` all modules are copied: Python looks for a package in one place, the copy.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _SAFE_VERSION = re.compile(r"[0-9a-f]{16}")
 
 
-def code_files(config: Config, role: str, import_path: Path) -> dict[str, Path]:
+def code_files(config: Config, role: str, import_path: Path, *, whole_packages: bool = True) -> dict[str, Path]:
     """Return the files of the user that a role of `[roles]` or a built-in role may run.
 
     Args:
         config: settings of the run.
         role: a role of `[roles]` runs what its own table names, a built-in role what the other sections name.
         import_path: folder in which dotted paths are imported.
+        whole_packages: whether a package with `__init__.py` counts with all its modules, or those that are imported.
 
     Returns:
         Files by their path below `import_path`, sorted.
@@ -50,11 +52,14 @@ def code_files(config: Config, role: str, import_path: Path) -> dict[str, Path]:
         if name in seen:
             continue
         seen.add(name)
-        for path, package in _files_of(name, import_path):
-            key = str(path.relative_to(import_path))
-            if key not in files:
-                files[key] = path
-                todo += _imports_of(path, package)
+        for path in _files_of(name, import_path):
+            key = path.relative_to(import_path)
+            if str(key) in files:
+                continue
+            files[str(key)], package = path, ".".join(key.parent.parts)
+            todo += _imports_of(path, package)
+            if whole_packages and path.name == "__init__.py":
+                todo += _modules_in(path.parent, package)
     return dict(sorted(files.items()))
 
 
@@ -136,18 +141,33 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def _files_of(module: str, import_path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a module and of the packages around it, each with the package in which it imports."""
+def _files_of(module: str, import_path: Path) -> Iterator[Path]:
+    """Yield the files of a module and of the packages around it."""
     parts = module.split(".")
     if not _is_own(parts[0], import_path):
         return
     for n in range(1, len(parts) + 1):
         at = import_path.joinpath(*parts[:n])
         if (path := at / "__init__.py").is_file():
-            yield path, ".".join(parts[:n])
+            yield path
         elif (path := at.with_suffix(".py")).is_file():
-            yield path, ".".join(parts[: n - 1])
+            yield path
             return
+
+
+def _modules_in(folder: str | os.PathLike[str], package: str) -> Iterator[str]:
+    """Yield the modules of a package, and of folders in it without `__init__.py`; links to folders are left out."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            stem, suffix = os.path.splitext(entry.name)  # noqa: PTH122 a folder may have 100,000 files of data
+            if not stem.isidentifier():
+                continue
+            if suffix == ".py":
+                yield f"{package}.{stem}"
+            elif not suffix and entry.is_dir(follow_symlinks=False):
+                yield f"{package}.{stem}"
+                if not os.path.exists(f"{entry.path}/__init__.py"):  # noqa: PTH110
+                    yield from _modules_in(entry.path, f"{package}.{stem}")
 
 
 def _is_own(name: str, import_path: Path) -> bool:

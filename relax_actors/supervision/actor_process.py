@@ -86,6 +86,7 @@ class ActorProcess:
         """Run the actor until it is stopped."""
         if self.settings.memory_limit_mib is not None:
             limit_memory(self.settings.memory_limit_mib)
+        code = self._code()
         role = make_role(self.config, self.role_name)
         role.context = context = self._connect()
         connection = context.table.connection
@@ -97,7 +98,7 @@ class ActorProcess:
 
         signal.signal(signal.SIGTERM, on_sigterm)
         signal.signal(RETURN_ROWS, lambda *_: connection.loop.call_soon_threadsafe(self._return_rows, context))
-        connection.call(self._run_role(role), threading.TIMEOUT_MAX)
+        connection.call(self._run_role(role, code), threading.TIMEOUT_MAX)
         connection.close()
 
     def _connect(self) -> Context:
@@ -137,15 +138,30 @@ class ActorProcess:
                 context.shares_memory = self.device_lock.add
         return context
 
-    async def _run_role(self, role: Role) -> None:
+    def _code(self) -> str:
+        """Return the version of the user's code that an import would load now."""
+        return running_version(self.config, self.role_name, Path(self.folder.import_path))
+
+    async def _run_role(self, role: Role, code: str) -> None:
+        """Run a role until the actor is stopped.
+
+        Args:
+            role: with its context.
+            code: version of the user's code before the role was imported.
+        """
         settings = self.settings
         watch = Watchdog(role.context, self.box, settings.deadline, self.status.failed, settings.memory_limit_mib)
         actor = RoleActor.start(role, watch)
         await actor.ask(Setup(), block=False)
+        # Of files that were edited during the start, either version may be imported.
+        code = code if code == self._code() else ""
         watch.start_waiting("requests" if isinstance(role, ServiceRole) else "its first row")
         pump = _make_pump(role, actor, watch)
         # Two tasks: while the broker is unreachable the lease cannot be renewed, but signs of life must go on.
-        tasks = [asyncio.create_task(self._beat(watch)), asyncio.create_task(self._publish_status(role, watch, pump))]
+        tasks = [
+            asyncio.create_task(self._beat(watch)),
+            asyncio.create_task(self._publish_status(role, watch, pump, code)),
+        ]
         self.status.ready()
         self._pump = pump
         if self.stopping.is_set():
@@ -167,10 +183,9 @@ class ActorProcess:
                 zombies.reap()
             await asyncio.sleep(seconds)
 
-    async def _publish_status(self, role: Role, watch: Watchdog, pump: Pump[Any]) -> None:
+    async def _publish_status(self, role: Role, watch: Watchdog, pump: Pump[Any], code: str) -> None:
         """Publish the actor's metrics and renew its lease, once a second."""
         started = time.time()
-        code = running_version(self.config, self.role_name, Path(self.folder.import_path))
         last = (0, 0.0, time.process_time(), time.monotonic())
         ttl = max(2.0, role.context.config.supervision.heartbeat)
         while True:
@@ -198,6 +213,7 @@ class ActorProcess:
                 "waits_for": reading.waiting_for,
                 "doing_since": reading.since,
                 "handled": handled,
+                "has_worked": role.has_worked(handled),
                 "code": code,
             }
             if (version := role.weights_version()) is not None:

@@ -61,7 +61,8 @@ class Assignment:
         engines: numbers of the rollout actors that are clients of external engines, see `relax_actors.operations`.
         expelled: names of actors that leave and return their rows at once, instead of finishing them.
         on_probation: names of actors whose failures do not end the run: the operation that starts them fails instead.
-        code: the copy of the user's code that an actor imports, by its name; the files in place for all others.
+        code: the copy of the user's code that an actor imports, by its name, or by its role for actors without an
+            entry of their own; the files in place for all others.
         kept: version of the code of each role at the start of the run, of which the store has a copy.
     """
 
@@ -123,9 +124,24 @@ class Assignment:
         return replace(self, roles={**self.roles, role: None}, own_single=[*self.own_single, *own])
 
     def without_role(self, role: str) -> Assignment:
-        """The assignment without a role."""
-        roles = {name: number for name, number in self.roles.items() if name != role}
-        return replace(self, roles=roles, own_single=[name for name in self.own_single if name != role])
+        """The assignment without a role, and without the copies of code that its actors imported."""
+
+        def is_other(name: str) -> bool:
+            return role not in (name, name.rpartition(".")[0])
+
+        return replace(
+            self,
+            roles={name: number for name, number in self.roles.items() if is_other(name)},
+            own_single=[name for name in self.own_single if is_other(name)],
+            expelled=[name for name in self.expelled if is_other(name)],
+            on_probation=[name for name in self.on_probation if is_other(name)],
+            code={name: code for name, code in self.code.items() if is_other(name)},
+            kept={name: version for name, version in self.kept.items() if is_other(name)},
+        )
+
+    def code_of(self, actor: str) -> Code | None:
+        """Return the copy of the user's code that an actor imports; None for the files in place."""
+        return self.code.get(actor) or self.code.get(actor.rpartition(".")[0])
 
     def actors(self, config: Config, role: str) -> list[str]:
         """Names of a role's actors on this node."""

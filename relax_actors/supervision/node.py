@@ -185,7 +185,7 @@ class Node:
 
     def _launch(self, child: str) -> Launch:
         role, n = split_child_id(child)
-        config, code = self._watcher.config, self._watcher.node.code.get(child)
+        config, code = self._watcher.config, self._watcher.node.code_of(child)
         leased = self._gpus.environment(_computes_as(child))
         if code is not None:
             if (copy := kept_code(config.store_path, code.version)) is None:
@@ -217,6 +217,9 @@ class Node:
             os._exit(EXIT_BLAMELESS)
         zygote = self._zygote.state() if self._forked else None
         children = self._tree.states()
+        for name, state in children.items():
+            if (code := self._watcher.node.code.get(name)) is not None:
+                state["code_since"] = code.since
         entry = {"pid": os.getpid(), "since": self._began, "children": children, "zygote": zygote}
         self._leases.renew(
             {**entry, "gpus": self._gpus.held(), "room": self._gpus.room(), "spot": self._assignment.spot}

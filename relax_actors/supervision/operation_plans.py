@@ -63,7 +63,7 @@ class Plans:
                 return Begun(State.DRAINING, self._removal(request, report))
             case "replace_role":
                 return self._replace(operation, config, report)
-        plan = self._roles.plan(request, config, report.nodes[0])
+        plan = self._roles.plan(request, config, report.nodes)
         return Begun(State.CREATING if plan.after else State.DRAINING, plan)
 
     def _scale(self, request: OperationRequest, config: Config, report: Report) -> Begun:

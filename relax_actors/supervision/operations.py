@@ -138,7 +138,8 @@ class Operations:
             return self._replace(operation, report)
         if self._is_late(operation) and operation.state in OUT:
             seconds = self._seconds(operation)
-            return self._fail(operation, f"it is still {operation.state} after {seconds:g} s; see `relax tree`")
+            reason = self._roles.waiting.get(operation.id, "see `relax tree`")
+            return self._fail(operation, f"it is still {operation.state} after {seconds:g} s; {reason}"[:MAX_TEXT])
         if operation.state is State.REMOVING:
             self._release(operation, report)
         reached = next_state(operation, report)
@@ -193,8 +194,14 @@ class Operations:
             return
         most = max(1, self._desired.config().supervision.intensity - 1)
         on_trial = operation.request.kind in ROLE_KINDS
-        for name in plan.actors:
+        names = plan.actors
+        if operation.state is State.REPLACING:
+            # Former ends are no fault of the new code; they count from the start of an actor with it.
+            names = [name for name in names if node.children.get(name, {}).get("code_since") == str(operation.id)]
+        for name in names:
             state = node.children.get(name, {})
+            if operation.state is State.REPLACING and state.get("since", 0.0) < operation.times[State.REPLACING]:
+                continue
             restarts, crashes = int(state.get("restarts", 0)), int(state.get("crashes", 0)) if on_trial else 0
             if restarts >= most or crashes >= TRIAL_CRASHES:
                 times = crashes if crashes >= TRIAL_CRASHES else restarts

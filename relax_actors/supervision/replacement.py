@@ -95,6 +95,7 @@ class Replacement:
             return _after_restart(operation, plan, report)
         if operation.state is State.RETURNING:
             self._set(plan, dict.fromkeys(plan.actors, Code(plan.old_code, f"{operation.id}-back")), only=operation)
+            self._pin(plan, plan.old_code)
             return (State.FAILED, "") if all(_runs(report, name, plan.old_code) for name in plan.actors) else None
         node = Assignment.load(self._folder, self._folder.load_config())
         switched = [name for name in plan.actors if node.code.get(name) == Code(plan.code, str(operation.id))]
@@ -102,10 +103,21 @@ class Replacement:
             return None
         rest = [name for name in plan.actors if name not in switched]
         if not rest:
+            self._pin(plan, plan.code)
             return State.ACTIVE, ""
         own = {name: node.code.get(name, Code(plan.old_code)) for name in rest[1:]}
         self._set(plan, {**own, rest[0]: Code(plan.code, str(operation.id))})
+        self._pin(plan, plan.old_code)
         return None
+
+    def _pin(self, plan: OperationPlan, version: str) -> None:
+        """Have actors of the role that start later import a version, whatever is then on disk."""
+        role = plan.actors[0].rpartition(".")[0]
+        node = Assignment.load(self._folder, self._folder.load_config())
+        others = {name: entry for name, entry in node.code.items() if name.rpartition(".")[0] != role}
+        own = {name: entry for name, entry in node.code.items() if name in plan.actors}
+        if (wanted := replace(node, code={**others, **own, role: Code(version)})) != node:
+            wanted.save(self._folder)
 
     def _set(self, plan: OperationPlan, code: dict[str, Code], only: Operation | None = None) -> None:
         """Write which copy actors import; with `only`, of the actors that got their copy from this operation."""

@@ -14,6 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import nats.errors
+
+from broker.errors import BrokerError
 from broker.leases import RunState
 from broker.permissions import follow_names
 from broker.streams import remove_consumer
@@ -61,15 +64,18 @@ class RoleChanges:
         self._left: set[str] | None = None
         """Roles that are not in the run any more, and may have left consumers; None before the first look."""
         self._cleaned_at = float("-inf")
+        self.waiting: dict[int, str] = {}
+        """Why operations could not be carried out yet, by number."""
 
-    def plan(self, request: OperationRequest, config: Config, node: NodeView) -> OperationPlan:
+    def plan(self, request: OperationRequest, config: Config, nodes: Mapping[int, NodeView]) -> OperationPlan:
         """Check a request, and return what it changes on the node of `relax up`.
 
         Raises:
             ConfigError: the role cannot be added or removed.
         """
+        node = nodes[0]
         if request.kind == "remove_role":
-            return self._plan_removal(request.role, config, node)
+            return self._plan_removal(request.role, config, nodes)
         if request.role in role_names(config):
             msg = f"the run has a role {request.role} already; `relax roles replace` gives it other code"
             raise ConfigError(msg)
@@ -80,12 +86,16 @@ class RoleChanges:
         count = replicas(after, request.role)
         return OperationPlan(node.number, node.name, 0, count, [f"{request.role}.{n}" for n in range(count)])
 
-    def _plan_removal(self, role: str, config: Config, node: NodeView) -> OperationPlan:
+    def _plan_removal(self, role: str, config: Config, nodes: Mapping[int, NodeView]) -> OperationPlan:
+        node = nodes[0]
         if role not in config.roles:
             own = ", ".join(config.roles) or "none"
             msg = f"{role} is no role of [roles] in this run; roles that can be removed are {own}"
             raise ConfigError(msg)
         check_removal(config, without_role(config, role), role)
+        if others := [f"node {n} {view.name}" for n, view in sorted(nodes.items()) if n and role in view.roles]:
+            msg = f"{', '.join(others)} has actors of {role}; stop that `relax node` before you remove the role"
+            raise ConfigError(msg)
         return OperationPlan(
             node.number, node.name, len(node.actors(role)), 0, [f"{role}.{n}" for n in node.actors(role)]
         )
@@ -94,8 +104,12 @@ class RoleChanges:
         """Have the modules of the role read again: an earlier attempt may have imported them unedited."""
         path = Path(self._folder.import_path)
         after = with_role(config, request.role, json.loads(request.settings))
-        used = {file for name in role_names(config) for file in code_files(config, name, path).values()}
-        forget_modules(set(code_files(after, request.role, path).values()) - used)
+
+        def imported(settings: Config, role: str) -> set[Path]:
+            return set(code_files(settings, role, path, whole_packages=False).values())
+
+        used = {file for name in role_names(config) for file in imported(config, name)}
+        forget_modules(imported(after, request.role) - used)
 
     def apply(self, history: History) -> dict[int, str]:
         """Set the roles that the operations want; return why some cannot be set, by number of the operation."""
@@ -112,8 +126,16 @@ class RoleChanges:
             if not self._had_ended(operation.id):
                 try:
                     config = self._set(config, role, operation)
+                    self.waiting.pop(operation.id, None)
                 except ConfigError as error:
                     problems[operation.id] = str(error)
+                except BrokerError as error:
+                    # Such as new credentials that an external server has not read; the other operations go on.
+                    self.waiting[operation.id] = f"{error}; an external server must reload its configuration"
+                except (nats.errors.Error, OSError):
+                    raise  # the next call tries again
+                except Exception as error:  # noqa: BLE001 of the class of a user; the other operations go on
+                    problems[operation.id] = f"{type(error).__name__}: {error}"
         return problems
 
     def _set(self, config: Config, role: str, operation: Operation) -> Config:
@@ -122,22 +144,28 @@ class RoleChanges:
         Raises:
             ConfigError: the settings do not fit any more.
         """
-        node, is_wanted = Assignment.load(self._folder, config), wants_role(operation)
+        node, is_wanted = Assignment.load(self._folder, config), wants_role(operation, config)
         if is_wanted == (role in config.roles) == (role in node.roles):
             return config
         if is_wanted:
             after = config
             if role not in config.roles:
                 after = with_role(config, role, json.loads(operation.request.settings))
-            self._open(after)
+                # Any process that may request operations can write their cells, and so pass by the check of the plan.
+                check_addition(config, after, role)
+                check_machine(after, role)
             kept = keep_code(after.store_path, code_files(after, role, Path(self._folder.import_path)))
+            self._open(after)
             node = node if role in node.roles else node.with_role(after, role)
             trial = () if operation.plan is None or operation.is_over else operation.plan.actors
             on_probation = sorted({*node.on_probation, *trial})
             node = replace(node, kept={**node.kept, role: kept}, on_probation=on_probation)
         else:
             # Consumers and credentials go when the actors have ended; see `clean_up`.
-            after = without_role(config, role) if role in config.roles else config
+            after = config
+            if role in config.roles:
+                after = without_role(config, role)
+                check_removal(config, after, role)
             node = node.without_role(role)
         left = set(self._left or ())
         self._left = left - {role} if is_wanted else left | {role}
@@ -189,11 +217,12 @@ def check_machine(config: Config, role: str) -> None:
     check_sandbox(config, [role])
 
 
-def wants_role(operation: Operation) -> bool:
-    """Whether a role should be in the run, according to the last operation that adds or removes it."""
+def wants_role(operation: Operation, config: Config) -> bool:
+    """Whether a role should be in a run, according to the last operation that adds or removes it."""
     if operation.request.kind == "add_role":
         return operation.state not in (State.FAILED, State.CANCELLED)
-    return operation.state is State.FAILED
+    # A removal that failed leaves the role if it is still there; the settings of a removed role are not known.
+    return operation.state is State.FAILED and operation.request.role in config.roles
 
 
 def with_role(config: Config, role: str, settings: dict[str, Any]) -> Config:

@@ -195,17 +195,16 @@ class Root:
             ConfigError: an external broker has no credentials of a role.
             BrokerError: the broker does not accept the credentials of a role yet.
         """
-        before = set(self.config.roles)
-        roles = {name: self.config.roles.get(name, section) for name, section in config.roles.items()}
-        self.config = self.config.model_copy(update={"roles": roles})
+        before = self.config
+        self.config = before.model_copy(update={"roles": dict(config.roles)})
         if self._server is not None:
             self._server.set_users(self._users())
             self.tree.kill("broker", signal.SIGHUP)  # it reads its accounts again
         try:
-            for name in set(roles) - before:
+            for name in [name for name, section in config.roles.items() if before.roles.get(name) != section]:
                 Connection(self.address.for_user(name), "root", REACH_SECONDS).close()
         except BrokerError as error:
-            self.config = self.config.model_copy(update={"roles": {n: s for n, s in roles.items() if n in before}})
+            self.config = before
             if isinstance(error, AddressError):
                 msg = f"{error}, and have the server reload its configuration"
                 raise ConfigError(msg) from error

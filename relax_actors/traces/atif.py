@@ -110,7 +110,8 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
     """Return the trace of an ATIF trajectory.
 
     Raises:
-        TraceError: a step of the agent has no token ids or log-probs, or is trained twice; or the file is malformed.
+        TraceError: a step of the agent has no token ids or log-probs, or is trained twice; a step has media; or the
+            file is malformed.
     """
     steps = fields.objects(record, "steps", origin)
     turns = [turn for step in steps if (turn := _turn(step, origin)) is not None]
@@ -121,6 +122,8 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
     if not turns:
         msg = f"{origin}: no step of the agent has token ids; record them in its metrics"
         raise TraceError(msg)
+    for step in steps:
+        _check_media(step, f"{origin}, step {step.get('step_id')}")
     texts = [(SOURCES.get(str(step.get("source")), "system"), _text(step)) for step in steps]
     chat = [{"role": role, "content": text} for role, text in texts]
     first = next(i for i, (role, _) in enumerate(texts) if role == "assistant")
@@ -148,6 +151,14 @@ def head(record: Mapping[str, Any]) -> Head:
     metrics = first.get("metrics")
     prompt = metrics.get("prompt_token_ids") if isinstance(metrics, dict) else None
     return head_of({"reward": extra.get("reward")}, prompt)
+
+
+def _check_media(step: Mapping[str, Any], where: str) -> None:
+    """Raise TraceError if the message of a step, or what it observed, has media."""
+    seen = step.get("observation")
+    results = seen.get("results") if isinstance(seen, dict) else None
+    for message in ({"content": step.get("message")}, *(results if isinstance(results, list) else ())):
+        fields.check_text(message, where)
 
 
 def _text(step: Mapping[str, Any]) -> str:

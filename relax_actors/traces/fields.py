@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,3 +83,25 @@ def objects(record: Mapping[str, Any], name: str, where: str) -> list[dict[str, 
         msg = f"{where}: {name} is {given!r:.60}; write a list of objects, at least one"
         raise TraceError(msg)
     return given
+
+
+def check_text(message: object, where: str) -> None:
+    """Raise TraceError if the content of a message, or one of its parts, is a medium.
+
+    Args:
+        message: a chat message, or an object whose `content` is a text or a list of parts.
+        where: its place.
+    """
+    content = message.get("content") if isinstance(message, dict) else None
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and any(name in kind for name in ("image", "audio", "video")):
+            refuse_media(f"content of type {kind!r:.40}", where)
+
+
+def refuse_media(what: str, where: str) -> NoReturn:
+    """Raise TraceError for a record with media, of which its format has no features."""
+    msg = (
+        f"{where}: it has media ({what}), whose features a trace lacks; train it by its own run, or leave the trace out"
+    )
+    raise TraceError(msg)

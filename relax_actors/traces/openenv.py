@@ -68,7 +68,8 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
     """Return the trace of a `TrainingTrace`.
 
     Raises:
-        TraceError: a turn lacks token ids, log-probs or its mask, or they differ in length; or no token is trained.
+        TraceError: a turn lacks token ids, log-probs or its mask, or they differ in length; it has media; or no token
+            is trained.
     """
     given = fields.objects(record, "turns", origin)
     _check_nodes(given, origin)
@@ -83,9 +84,11 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
         msg = f"{origin}: loss_mask is 0 at every token, so nothing is trained; write 1 for the tokens to train"
         raise TraceError(msg)
     answered = [(turn, mask) for turn, mask in read if len(turn.tokens)]
-    request = given[0].get("request")
-    asked = request.get("messages") if isinstance(request, dict) else None
-    messages = [m for m in asked if isinstance(m, dict)] if isinstance(asked, list) else []
+    requests = [_messages(turn) for turn in given]
+    for number, asked in enumerate(requests):
+        for message in asked:
+            fields.check_text(message, f"{origin}, turn {number}")
+    messages = requests[0]
     return Trace(
         prompt_tokens=turns[0].context,
         sequences=sequences_of([turn for turn, _ in answered], [mask for _, mask in answered]),
@@ -103,6 +106,12 @@ def head(record: Mapping[str, Any]) -> Head:
     if isinstance(metadata, dict) and isinstance(facts := metadata.get(KEY), dict):
         return head_of(facts, facts.get("prompt_token_ids"))
     return head_of({}, first.get("prompt_token_ids"))
+
+
+def _messages(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
+    request = turn.get("request")
+    asked = request.get("messages") if isinstance(request, dict) else None
+    return [message for message in asked if isinstance(message, dict)] if isinstance(asked, list) else []
 
 
 def _check_nodes(turns: Sequence[Mapping[str, Any]], origin: str) -> None:

@@ -61,15 +61,16 @@ def turns_of(sequence: TokenSequence) -> list[Turn]:
 def sequences_of(turns: Sequence[Turn], masks: Sequence[Array] | None = None) -> tuple[TokenSequence, ...]:
     """Join turns to sequences: a turn whose context begins with all tokens of an earlier turn continues it.
 
-    A turn with another context starts a new sequence, in which sampled tokens of other turns are context. So every
-    sampled token is trained once.
+    A turn with another context starts a new sequence, in which sampled tokens of other turns are context. A turn with
+    the tokens and log-probs of an earlier one is the same turn. So every sampled token is trained once.
 
     Args:
         turns: the turns in order.
         masks: `[len] bool` of each turn, which of its tokens are trained; all if not given.
 
     Raises:
-        TraceError: a turn repeats an earlier one, or has no tokens, or there are too many turns or branches.
+        TraceError: a turn trains a token that an earlier one trains, or has no tokens, or there are too many turns or
+            branches.
     """
     if len(turns) > MAX_TURNS:
         msg = f"{turns[0].place}: {len(turns)} turns, more than {MAX_TURNS}; split the trace into samples"
@@ -77,21 +78,7 @@ def sequences_of(turns: Sequence[Turn], masks: Sequence[Array] | None = None) ->
     trained = [np.ones(len(turn.tokens), np.bool_) for turn in turns] if masks is None else masks
     chains: list[list[tuple[Turn, Array]]] = []
     ends: list[Array] = []  # all tokens of each chain
-    known: dict[str, Turn] = {}
-    for turn, mask in zip(turns, trained, strict=True):
-        if not len(turn.tokens):
-            msg = f"{turn.place}: it has no completion tokens; record the token ids that the model sampled"
-            raise TraceError(msg)
-        if not len(turn.context):
-            msg = f"{turn.place}: it has no prompt tokens; record the token ids that the model read"
-            raise TraceError(msg)
-        twin = known.setdefault(turn.digest, turn)
-        if twin is not turn:
-            msg = (
-                f"{turn.place}: it has the tokens of {twin.place}, and would be trained twice; mark copied context as "
-                "such, or remove it"
-            )
-            raise TraceError(msg)
+    for turn, mask in _distinct(turns, trained):
         last = next((i for i in reversed(range(len(ends))) if _begins(turn.context, ends[i])), None)
         if last is None:
             chains.append([(turn, mask)])
@@ -101,6 +88,27 @@ def sequences_of(turns: Sequence[Turn], masks: Sequence[Array] | None = None) ->
             chains[last].append((turn, mask))
             ends[last] = turn.whole
     return tuple(_joined(chain) for chain in chains)
+
+
+def _distinct(turns: Sequence[Turn], masks: Sequence[Array]) -> list[tuple[Turn, Array]]:
+    """Return each turn once, at its first place, with a mask of all tokens that it or a copy of it trains."""
+    known: dict[str, tuple[Turn, Array]] = {}
+    for turn, mask in zip(turns, masks, strict=True):
+        if not len(turn.tokens):
+            msg = f"{turn.place}: it has no completion tokens; record the token ids that the model sampled"
+            raise TraceError(msg)
+        if not len(turn.context):
+            msg = f"{turn.place}: it has no prompt tokens; record the token ids that the model read"
+            raise TraceError(msg)
+        twin, kept = known.setdefault(key := turn.digest, (turn, np.zeros_like(mask)))
+        if (kept & mask).any():
+            msg = (
+                f"{turn.place}: it has the tokens of {twin.place}, and would be trained twice; mark the copy as "
+                "context (is_copied_context of ATIF, a loss_mask of 0 of OpenEnv), or remove it"
+            )
+            raise TraceError(msg)
+        known[key] = (twin, kept | mask)
+    return list(known.values())
 
 
 def check_branches(count: int, where: str) -> None:

@@ -20,16 +20,15 @@ from relax_actors.traces import fields
 from relax_actors.traces.exact_json import decoded
 from relax_actors.traces.facts import KEY, array_of, facts_of, trace_with
 from relax_actors.traces.head import Head, head_of
+from relax_actors.traces.message_graph import Read, branches_of, check_size, prompt_of
 from relax_actors.traces.model import Array, Trace, TraceError
-from relax_actors.traces.turns import FIRST_VERSION, check_branches, without_repeats
+from relax_actors.traces.turns import FIRST_VERSION, without_repeats
 
 VERSION = 1
 UNTRAINED = "untrained_logprobs"
 """Log-probs of sampled tokens that are not trained, of each sequence, among our own facts."""
 DECIMALS, LEAST_VALUES = 4, 4
 """Decimals that verifiers rounds log-probs of JSON records to, and different values that show that it has."""
-Read = tuple[Array, Array, Array]
-"""Token ids `[len] int32`, trained mask `[len] bool` and log-probs `[len] float32` of a branch."""
 
 
 def record_of(trace: Trace) -> dict[str, Any]:
@@ -81,25 +80,26 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
     """Return the trace of a trace of verifiers.
 
     Raises:
-        TraceError: a message lacks token ids, a mask or log-probs, or they differ in length; log-probs are rounded; or
-            no token is trained.
+        TraceError: a message lacks token ids, a mask or log-probs, or they differ in length; log-probs are rounded; it
+            has media; its agent is not trained; there are too many messages; or no token is trained.
     """
     nodes = fields.objects(record, "nodes", origin)
-    read = _branches(nodes, origin)
+    _check_agent(record, origin)
     info = record.get("info")
     if isinstance(facts := decoded(info.get(KEY)) if isinstance(info, dict) else None, dict):
-        return _own(facts, read, origin)
-    check_branches(len(read), origin)
+        return _own(facts, branches_of(nodes, origin), origin)
+    check_size(nodes, origin)
+    _check_media(record, nodes, origin)
+    read = branches_of(nodes, origin)
     _check_digits(nodes, origin)
-    sequences = [TokenSequence(ids, mask, logprobs, _versions(mask)) for ids, mask, logprobs in read]
-    first = next((each for each in sequences if each.loss_mask.any()), sequences[0])
-    begin = int(np.argmax(first.loss_mask))
-    if not begin:
+    prompt = prompt_of(nodes)
+    if not prompt or not any(mask.any() for _, mask, _ in read) or any(mask[:1].any() for _, mask, _ in read):
         msg = f"{origin}: no prompt with trained tokens behind it; correct the masks of its messages"
         raise TraceError(msg)
+    sequences = [TokenSequence(ids, mask, logprobs, _versions(mask)) for ids, mask, logprobs in read]
     return Trace(
         run=str(record.get("id") or ""),
-        prompt_tokens=first.token_ids[:begin],
+        prompt_tokens=np.array(prompt, np.int32),
         sequences=without_repeats(sequences),
         reward=_reward(record, origin),
         origin=origin,
@@ -131,19 +131,11 @@ def head(record: Mapping[str, Any]) -> Head:
     info = record.get("info")
     if isinstance(info, dict) and isinstance(facts := info.get(KEY), dict):
         return head_of(facts, facts.get("prompt_token_ids"))
-    nodes, prompt = record.get("nodes"), []
-    for node in nodes if isinstance(nodes, list) else ():
-        mask, ids = (node.get("mask"), node.get("token_ids")) if isinstance(node, dict) else (None, None)
-        if not isinstance(mask, list) or not isinstance(ids, list):
-            break
-        prompt += ids[: mask.index(True) if True in mask else None]
-        if True in mask:
-            break
     try:
         reward = _reward(record, "")
     except TraceError:
         reward = float("nan")
-    return head_of({"reward": reward}, prompt)
+    return head_of({"reward": reward}, prompt_of(record.get("nodes")))
 
 
 def _reward(record: Mapping[str, Any], origin: str) -> float | None:
@@ -160,56 +152,29 @@ def _reward(record: Mapping[str, Any], origin: str) -> float | None:
     return fields.number(total, "the sum of its rewards", origin) if scored else None
 
 
-def _branches(nodes: Sequence[Mapping[str, Any]], origin: str) -> list[Read]:
-    """Return the branches of a graph: the path to each message that no other continues."""
-    own = [_node(node, f"{origin}, message {number}") for number, node in enumerate(nodes)]
-    parents: list[int | None] = []
+def _check_agent(record: Mapping[str, Any], origin: str) -> None:
+    """Raise TraceError if the trace is of an agent that its run did not train, such as a judge."""
+    agent = record.get("agent")
+    trainable = agent.get("trainable", True) if isinstance(agent, dict) else True
+    if trainable is not True:
+        msg = f"{origin}: agent.trainable is {trainable!r:.40}, so its tokens train no policy; leave the trace out"
+        raise TraceError(msg)
+
+
+def _check_media(record: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], origin: str) -> None:
+    """Raise TraceError if a message has media.
+
+    The map of placeholders is the renderer's, and traces without media have it, too.
+    """
+    given = record.get("mm_token_type_id_map")
+    placeholders = {int(token) for token in given} if isinstance(given, dict) else set[int]()
     for number, node in enumerate(nodes):
-        parent = node.get("parent")
-        if parent is not None and (type(parent) is not int or not 0 <= parent < number):
-            msg = f"{origin}, message {number}: parent is {parent!r:.40}; write the number of an earlier message"
-            raise TraceError(msg)
-        parents.append(parent)
-    leaves = [number for number in range(len(nodes)) if number not in {*parents}]
-    check_branches(len(leaves), origin)
-    rejected = _rejected(nodes)
-    branches = []
-    for leaf in leaves:
-        path = [leaf]
-        while (before := parents[path[-1]]) is not None:
-            path.append(before)
-        ids, mask, logprobs = (np.concatenate(arrays) for arrays in zip(*(own[i] for i in reversed(path)), strict=True))
-        if leaf in rejected:
-            mask, logprobs = np.zeros_like(mask), np.zeros_like(logprobs)
-        branches.append((ids, mask, logprobs))
-    return branches
-
-
-def _rejected(nodes: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Return the summaries of a conversation that no later message continued from; verifiers does not train them."""
-    links = [
-        (number, link)
-        for number, node in enumerate(nodes)
-        for link in node.get("semantic_parents") or ()
-        if isinstance(link, dict)
-    ]
-    accepted = {link.get("node") for _, link in links if link.get("type") == "compaction"}
-    return {number for number, link in links if link.get("type") == "compaction_attempt"} - accepted
-
-
-def _node(node: Mapping[str, Any], where: str) -> Read:
-    ids, mask = fields.token_ids(node, "token_ids", where), node.get("mask")
-    if not isinstance(mask, list) or any(value not in (True, False) for value in mask):
-        msg = f"{where}: mask is {mask!r:.60}; write true for each token to train, and false for others"
-        raise TraceError(msg)
-    if len(mask) != len(ids):
-        msg = f"{where}: mask has {len(mask)} values for {len(ids)} tokens; write one for each token"
-        raise TraceError(msg)
-    trained = np.array(mask, np.bool_)
-    logprobs = np.zeros(len(ids), np.float32)
-    if trained.any():
-        logprobs[trained] = fields.logprobs(node, "logprobs", int(trained.sum()), where)
-    return ids, trained, logprobs
+        where, ids = f"{origin}, message {number}", node.get("token_ids")
+        fields.check_text(node.get("message"), where)
+        if node.get("multi_modal_data"):
+            fields.refuse_media("multi_modal_data", where)
+        if placeholders and isinstance(ids, list) and not placeholders.isdisjoint(ids):
+            fields.refuse_media("a token of mm_token_type_id_map", where)
 
 
 def _check_digits(nodes: Sequence[Mapping[str, Any]], origin: str) -> None:

@@ -44,6 +44,8 @@ def test_role_is_added_and_removed_although_processes_are_killed(
     assert operation.state is State.ACTIVE, operation.reason
     wait_until(lambda: len(leases_of(run, "lengths")) == 2, "both actors")
     wait_until(lambda: run.table.list_subjects(run.table.subjects.column("lengths")), "cells of the role")
+    # A run that starts again has the roles of its file.
+    run.config.write_text(run.config.read_text() + SECTION)
     operation, more = struck(run, lambda: requested(run, REMOVE), into)
     assert operation.state is State.REMOVED, operation.reason
     wait_for_holdings(run, before)

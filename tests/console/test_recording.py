@@ -39,9 +39,11 @@ VIEWS = {
     "advice": "healthy",
 }
 """A text of each view when it is complete."""
-WIDE = 1280
+WIDE, PHONE = 1280, 390
+"""Widths of the window in pixels."""
 QUERIES = (
     "run",
+    "advice",
     "ledger",
     "curves?names=step/reward",
     "events?last=100",
@@ -77,6 +79,7 @@ def test_recorded_run_fills_every_view(tmp_path: Path) -> None:
     assert run["finished"]
     assert run["step"] == run["steps"] >= 100
     assert run["restarts"] >= 1, "a rollout was killed"
+    assert seen["advice"]["findings"] == []
     assert seen["ledger"]["adds_up"]
     assert len(seen["curves?names=step/reward"]["curves"]["step/reward"]["steps"]) >= 100
     assert seen["scaling"]["operations"], "the run was scaled"
@@ -128,18 +131,17 @@ def test_demo_needs_no_run_and_leaves_nothing(tmp_path: Path, monkeypatch: pytes
 
 @needs_browser
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_view_of_the_recorded_run_is_accessible(tmp_path: Path, browser: Any, scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "width"), [("light", WIDE), ("dark", WIDE), ("light", PHONE), ("dark", PHONE)])
+def test_every_view_of_the_recorded_run_is_accessible(tmp_path: Path, browser: Any, scheme: str, width: int) -> None:
     console = ServedConsole("demo", tmp_path, "--demo")
     try:
-        for width in (WIDE, 390):
-            watched = opened(browser, console, scheme=scheme, width=width)
-            for view, text in VIEWS.items():
-                watched.show(f"#/{view}", text)
-                if width == WIDE or view in ("run", "actors"):  # the views that are made for a phone, too
-                    assert watched.serious_findings() == [], f"{view}, {scheme}, {width}"
-                seen = watched.page.evaluate("document.documentElement.scrollWidth")
-                assert seen <= width, f"{view} scrolls sideways at {width}"
-            watched.check()
+        watched = opened(browser, console, scheme=scheme, width=width)
+        for view, text in VIEWS.items():
+            watched.show(f"#/{view}", text)
+            if width == WIDE or view in ("run", "actors"):  # the views that are made for a phone, too
+                assert watched.serious_findings() == [], f"{view}, {scheme}, {width}"
+            seen = watched.page.evaluate("document.documentElement.scrollWidth")
+            assert seen <= width, f"{view} scrolls sideways at {width}"
+        watched.check()
     finally:
         console.stop()

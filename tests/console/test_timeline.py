@@ -16,6 +16,7 @@ from relax_actors.monitoring.timeline import Instant, Span, Timeline
 from tests.support.browsers import needs_browser, opened
 from tests.support.consoles import ServedConsole, WrittenRun
 from tests.support.hostile_markup import PAYLOADS
+from tests.support.running import wait_until
 from tests.support.shown_rows import write_batch, write_row
 
 NODE = shutil.which("node")
@@ -73,6 +74,48 @@ def test_page_draws_as_many_bars_as_pixels_of_100000_spans() -> None:
     assert found["zoomed"] == {"from": 2, "to": 7}
 
 
+COUNTED = """() => {
+  window.replaced = 0;
+  const replace = history.replaceState.bind(history);
+  history.replaceState = (...given) => { window.replaced += 1; replace(...given); };
+}"""
+"""Counts how often the page changes its link in place."""
+
+
+@needs_browser
+@pytest.mark.slow
+def test_drag_and_wheel_change_the_link_once(browser: Any, written: WrittenRun) -> None:
+    write_row(written, RowId(0, 0), ["yes", "no"])
+    write_batch(written, 0, [0])
+    console = ServedConsole(written, written.cwd)
+    try:
+        watched = opened(browser, console)
+        watched.show("#/timeline?step=0", "Time by actor")
+        page = watched.page
+        page.evaluate(COUNTED)
+        box = page.locator("canvas").bounding_box()
+        assert box is not None
+        middle, top = box["x"] + box["width"] / 2, box["y"] + 30
+        whole = page.locator("canvas").get_attribute("aria-label")
+        page.mouse.move(middle, top)
+        page.mouse.down()
+        page.mouse.move(middle - 100, top, steps=150)
+        assert page.evaluate("[window.replaced, location.hash.includes('from=')]") == [0, False]
+        page.mouse.up()
+        assert page.evaluate("[window.replaced, location.hash.includes('from=')]") == [1, True]
+        dragged = page.evaluate("location.hash")
+        page.keyboard.down("Control")
+        for _ in range(5):
+            page.mouse.wheel(0, -100)
+        page.keyboard.up("Control")
+        wait_until(lambda: page.evaluate("location.hash") != dragged, "the zoom in the link")
+        assert page.evaluate("window.replaced") == 2
+        assert page.locator("canvas").get_attribute("aria-label") != whole
+        watched.check()
+    finally:
+        console.stop()
+
+
 @needs_browser
 @pytest.mark.slow
 def test_timeline_of_a_step_is_drawn_and_leads_to_its_rows(browser: Any, written: WrittenRun) -> None:
@@ -90,7 +133,7 @@ def test_timeline_of_a_step_is_drawn_and_leads_to_its_rows(browser: Any, written
         assert page.locator("canvas").count() == 1
         page.get_by_role("cell", name="trajectory").first.wait_for()
         page.get_by_role("button", name="Zoom in").click()
-        page.get_by_role("button", name="All").click()
+        page.get_by_role("button", name="All", exact=True).click()
         assert watched.serious_findings() == []
         watched.show("#/timeline", "Events")
         page.get_by_text(PAYLOADS[0]).wait_for()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -96,16 +97,16 @@ def test_keys_of_one_part_are_measured_in_a_large_bucket(
     assert len(left) == len(rows) + 1
 
 
-class Broken(frozenset[str]):
-    """Roles whose look-up fails once, as a fault of the program would."""
+class Broken(tuple[str, ...]):  # noqa: SLOT001 it has an attribute
+    """Roles that cannot be listed until they are mended, as by a fault of the program."""
 
     fails = True
 
-    def __contains__(self, name: object) -> bool:
+    def __iter__(self) -> Iterator[str]:
         if self.fails:
             msg = "no such luck"
             raise IndexError(msg)
-        return super().__contains__(name)
+        return super().__iter__()
 
 
 def test_a_sweep_that_fails_is_reported_and_repeated(
@@ -118,7 +119,7 @@ def test_a_sweep_that_fails_is_reported_and_repeated(
     try:
         key = wait_until(lambda: log_of(context.table, "event.trainer.0.sweep_failed"), "event")[-1]
         assert key["error"] == "IndexError: no such luck"
-        assert "allowed_bytes" in key["traceback"]
+        assert "_remove_keys" in key["traceback"]
         roles.fails = False
         wait_until(lambda: keys_of(connection, subjects) == set(), "a later look at the keys")
     finally:

@@ -30,6 +30,7 @@ def state(connection: Connection, subjects: Subjects) -> RunState:
     ("key", "state"),
     [
         ("lease.rollout.1003", ACTOR),
+        ("lease.trainer.0", {**ACTOR, "weights": -1, "handled": 3, "has_worked": True, "code": "0a"}),
         ("lease.node.0", NODE),
         ("lease.node.4", {**NODE, "pid": 3, "since": 1.0, "children": {"rollout.0": {}}, "zygote": None, "gpus": {}}),
         ("lease.root.0", {"pid": 3, "since": 1.0, "children": {}}),

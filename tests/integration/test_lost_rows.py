@@ -204,7 +204,7 @@ def test_the_root_looks_for_lost_rows_while_it_publishes_its_status(table: Table
     with consumer(guarded, "rollout") as rollout:
         rollout.acknowledge(*rollout.take(8).values())
     config = load_config(TINY, [*SETTINGS, f"run.folder={table.store.root}"])
-    repair = partial(lost_rows_of, config)
+    repair = partial(lost_rows_of, lambda: config)
     root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, tasks={repair: 0.1})
     root.start()
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor
 from relax_actors.config import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.protocols import train
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.torch.adapter import MARKS, run_weights
 from relax_actors.engines.torch.critic import TorchCritic
@@ -24,7 +27,7 @@ from relax_actors.weights import files as weights
 from tests.conformance.base.critic_engine import updated
 from tests.conformance.base.training_engine import begun, folder_of, silent
 from tests.support.adapters import adapter_config, base_folder
-from tests.support.batches import batch_of, batch_of_generations
+from tests.support.batches import batch_of, batch_of_generations, routed
 from tests.support.models import request_of
 from tests.support.text_families import MEGATRON
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, ranks_of, skip_if_missing
@@ -32,6 +35,7 @@ from tests.support.trained_engines import max_difference, weights_of
 
 skip_if_missing()
 
+from relax_actors.engines.megatron.mcore.adapter import one_base  # noqa: E402 not before the check
 from relax_actors.engines.megatron.mcore.critic import MegatronCritic  # noqa: E402 not before the check
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 not before the check
 from relax_actors.engines.megatron.mcore.scorer import MegatronScorer  # noqa: E402 not before the check
@@ -82,6 +86,54 @@ def test_loss_and_gradients_are_those_of_the_torch_engine(tmp_path: Path, form: 
     assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-6)
     assert max_difference(own, expected) < 2e-6
     assert expected.keys() >= MARKS
+
+
+@pytest.mark.parametrize("architecture", [DENSE, LLAMA, MOE], ids=["dense", "untied", "experts"])
+def test_version_0_is_drawn_as_in_the_torch_engine(tmp_path: Path, architecture: dict[str, Any]) -> None:
+    base, form = base_folder(tmp_path, architecture), {"modules_to_save": ["norm"]}
+    configs = {name: config_of(tmp_path / name, base, form, name) for name in ENGINES}
+    ours, theirs = (begun(ENGINES[name](config)) for name, config in configs.items())
+    assert ours.fingerprint() == theirs.fingerprint()
+
+
+def test_reference_routes_as_the_base_does_although_the_trainer_replays_experts(tmp_path: Path) -> None:
+    base, metrics = base_folder(tmp_path, MOE), []
+    for name, kind in ENGINES.items():
+        # Of two parts of a step and two steps each begins with the routers of the one before.
+        settings = {"router_replay": True, "max_tokens_per_microbatch": 40}
+        engine = begun(kind(config_of(tmp_path / name, base, {}, name, **settings)))
+        steps = [train(engine, routed(batch_of(step), step, MOE), step, silent).metrics for step in range(2)]
+        metrics.append([(found["kl"], found["loss"]) for found in steps])
+    np.testing.assert_allclose(metrics[1], metrics[0], rtol=1e-4, atol=1e-6)
+
+
+def of_examples(batch: Sequence[TrainSample], algorithm: str) -> list[TrainSample]:
+    """Make sequences those of examples, or of pairs of a chosen and a rejected answer."""
+    if algorithm == "sft":
+        return [sample.with_advantages(np.ones(len(sample), np.float32)) for sample in batch]
+    tokens = [sum(s.trained for s in batch[i - i % 2 : i - i % 2 + 2]) for i in range(len(batch))]
+    signed = [s.with_advantages(np.full(len(s), 1 - 2 * (i % 2), np.float32)) for i, s in enumerate(batch)]
+    return [replace(s, row=i // 2, sample=i % 2, row_tokens=tokens[i]) for i, s in enumerate(signed)]
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+def test_examples_and_pairs_train_the_adapter_of_the_torch_engine(tmp_path: Path, algorithm: str) -> None:
+    base, results = base_folder(tmp_path, DENSE), []
+    for name, kind in ENGINES.items():
+        trainer = {**SMOOTH, "backend": name}
+        engine = begun(kind(adapter_config(tmp_path / name, base, {}, trainer=trainer, algorithm={"name": algorithm})))
+        steps = [train(engine, of_examples(batch_of(step), algorithm), step, silent).metrics for step in range(2)]
+        results.append(([found["loss"] for found in steps], weights_of(engine, tmp_path / f"{name}.safetensors")))
+    (theirs, expected), (ours, own) = results
+    assert theirs[0] != pytest.approx(theirs[1], rel=1e-3)
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert max_difference(own, expected) < 5e-5
+
+
+def test_nodes_with_other_bases_are_refused_by_name() -> None:
+    assert one_base({"a": "5d0c", "b": "5d0c"}) == "5d0c"
+    with pytest.raises(ConfigError, match=r"fingerprint 91fa on node b, and 5d0c on node a: .*copy the same files"):
+        one_base({"a": "5d0c", "b": "91fa"})
 
 
 def test_a_version_is_read_and_exported_as_one_of_the_torch_engine(tmp_path: Path) -> None:

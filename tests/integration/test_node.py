@@ -78,7 +78,7 @@ def test_scaling_during_the_start_of_a_node_is_applied(tmp_path: Path) -> None:
     pools = {"reward": pools_of(config, whole(config), random.Random(1))["reward"]}
     recorder = Recorder()
     tree = ProcessTree(pools, lambda child: Launch(python(WAITS), tmp_path / child), recorder, 60.0)
-    watched = ConfigWatcher(folder, seen, tree)
+    watched = ConfigWatcher(folder, seen, tree, config, whole(config))
     running = TreeThread(tree, recorder)
     try:
         running.until("ready", "reward.0")
@@ -107,7 +107,7 @@ def test_inference_server_stops_after_its_actor(tmp_path: Path, *, leaves: bool)
         recorder,
         60.0,
     )
-    watched = ConfigWatcher(folder, folder.config_fingerprint(), tree)
+    watched = ConfigWatcher(folder, folder.config_fingerprint(), tree, config, whole(config))
     running = TreeThread(tree, recorder)
     try:
         wait_until(lambda: [state["phase"] for state in tree.states().values()] == ["ready"] * 4, "start")

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
 from broker.connection import Connection
-from broker.leases import RunState
-from broker.streams import ensure_bucket
-from broker.subjects import Subjects
 from broker.table import Table
-from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.messages.operations import OperationPlan, OperationRequest
-from relax_actors.operations import Operation, OperationLog, State
+from relax_actors.operations import OperationLog, State
 from relax_actors.operations.engines import KEYS, save_key
 from relax_actors.operations.plan import FIRST_ENGINE
 from relax_actors.operations.states import OUT
-from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.assignment import Assignment, whole
-from relax_actors.supervision.operation_times import OperationTimes
-from relax_actors.supervision.operations import LOST_SECONDS, START_SECONDS, Operations
-from relax_actors.supervision.streams import fetch_run_record, publish_run
+from relax_actors.supervision.assignment import Assignment
+from relax_actors.supervision.operations import LOST_SECONDS, START_SECONDS
+from relax_actors.supervision.streams import fetch_run_record
 from tests.support.engine_servers import KEY, answers_of, server
-from tests.support.running import SUPPORT, TINY
+from tests.support.executors import Executor, begun, saved_run
+from tests.support.running import SUPPORT
 
 LATE = 1e5
 LEASE = {"pid": 5, "incarnation": 1, "since": 1.0, "rows": [], "waits_for": None, "doing_since": None}
@@ -36,66 +30,13 @@ PLAN = OperationPlan(0, "main", 1, 2, ["rollout.1"])
 ENGINE_PLAN = OperationPlan(0, "main", 0, 1, [f"rollout.{FIRST_ENGINE}"])
 
 
-@dataclass
-class Executor:
-    """A root's executor of operations, and what it reads and writes."""
-
-    table: Table
-    state: RunState
-    folder: RunFolder
-    seconds: float = 0.0
-    events: list[dict[str, Any]] = field(default_factory=list)
-
-    def root(self) -> Operations:
-        """Start a root, with the configuration that is saved."""
-        times = OperationTimes(lambda: self.seconds)
-        return Operations(self.table, self.state, self.folder, self._report, times)
-
-    def _report(self, kind: str, **fields: Any) -> None:
-        self.events.append({"kind": kind, **fields})
-
-    def node(self, number: int = 0, name: str = "main", *actors: str) -> None:
-        """Write the lease of a node with ready actors."""
-        children = {actor: {"phase": "ready", "pid": 5, "restarts": 0} for actor in actors}
-        lease = {"name": name, "where": name, "since": time.time() + 60, "pid": 1, "children": children}
-        self.table.call(self.state.renew_lease("node", number, lease, 600))
-
-    def operation(self, number: int) -> Operation:
-        """Return an operation as it is now."""
-        return OperationLog(self.table).read().operations[number]
-
-    def replicas(self, role: str = "rollout") -> int:
-        """Return the number of actors of a role that the run's folder says."""
-        section = getattr(self.folder.load_config(), role)
-        return int(section.replicas)
-
-
 Start: TypeAlias = Callable[..., Executor]
 
 
 @pytest.fixture
-def start(table: Table, connection: Connection, subjects: Subjects, tmp_path: Path) -> Start:
+def start(table: Table, connection: Connection, tmp_path: Path) -> Start:
     """Save the configuration of a run."""
-
-    def start(*settings: str, toml: Path = TINY) -> Executor:
-        folder = RunFolder(tmp_path / "run")
-        config = load_config(toml, [f"run.name={subjects.run}", f"run.folder={folder.root}", *settings])
-        folder.root.mkdir(exist_ok=True)
-        folder.save_config(config, str(SUPPORT))
-        whole(config).save(folder)
-        state = RunState(connection, connection.call(ensure_bucket(connection, subjects), 20))
-        connection.call(publish_run(state, config, str(SUPPORT)), 20)
-        return Executor(table, state, folder)
-
-    return start
-
-
-def begun(run: Executor, request: OperationRequest, state: State, plan: OperationPlan) -> int:
-    """Record an operation in a state, as a former root left it."""
-    log = OperationLog(run.table)
-    number = log.request(request).id
-    assert log.advance(number, state, plan=plan) is not None
-    return number
+    return partial(saved_run, table, connection, tmp_path / "run")
 
 
 def test_deadline_of_an_operation_begins_again_when_the_run_resumes(start: Start) -> None:

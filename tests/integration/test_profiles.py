@@ -8,10 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from broker.connection import Connection
 from broker.table import Table
+from relax_actors.engines.torch.profile import Profiled
 from relax_actors.errors import ConfigError
+from relax_actors.messages.profile import ProfileCall
 from relax_actors.monitoring.timeline.profiles import parse_actor, profiles_of, take_profile
 from tests.support.contexts import MakeTrainer
 from tests.support.steps import put_step, read_all
@@ -20,10 +23,11 @@ from tests.support.steps import put_step, read_all
 class Asked:
     """A request for a profile, and the states that it has reached."""
 
-    def __init__(self, connection: Connection, run: str, steps: int) -> None:
+    def __init__(self, connection: Connection, run: str, steps: int, seconds: float = 600.0) -> None:
         self.states: list[str] = []
         self._waits = threading.Event()
-        self.answer = connection.submit(take_profile(connection, run, "trainer", steps, self._enter))
+        call = ProfileCall(steps, seconds)
+        self.answer = connection.submit(take_profile(connection, run, "trainer", call, self._enter))
 
     def _enter(self, state: str) -> None:
         self.states.append(state)
@@ -38,19 +42,40 @@ def test_trainer_profiles_its_next_step_and_refuses_others_meanwhile(
 ) -> None:
     trainer = make_trainer()
     run = table.subjects.run
-    asked = Asked(connection, run, 1)
+    asked = Asked(connection, run, 2)
     asked.wait_for_state()
     assert asked.states == ["waiting"]
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
     with pytest.raises(ConfigError, match=r"trainer\.0 is being profiled for another request; wait for its end"):
         Asked(connection, run, 1).answer.result(20)
-    put_step(table, 0, version=0)
+    put_step(table, 1, version=1)
     read_all(table, trainer)
     answer = asked.answer.result(20)
     assert answer.state == "written"
     assert profiles_of(trainer.context.folder) == [Path(file) for file in answer.files]
     with gzip.open(answer.files[0]) as trace:
         names = [event.get("name", "") for event in json.load(trace)["traceEvents"]]
-    assert sum(name.startswith("Optimizer.step") for name in names) == 1
+    assert sum(name.startswith("Optimizer.step") for name in names) == 2
+    trainer.close()
+
+
+def test_profile_that_waits_in_vain_ends_at_its_deadline_or_makes_room_for_the_next_request(
+    make_trainer: MakeTrainer, table: Table, connection: Connection
+) -> None:
+    trainer = make_trainer()
+    run = table.subjects.run
+    with pytest.raises(ConfigError, match=r"trainer\.0 began no step in 0\.1 s"):
+        Asked(connection, run, 1, 0.1).answer.result(20)
+    left = Asked(connection, run, 1)
+    left.wait_for_state()
+    asked = Asked(connection, run, 1)
+    asked.wait_for_state()
+    with pytest.raises(ConfigError, match=r"a later request to profile trainer\.0 took its place"):
+        left.answer.result(20)
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    assert len(asked.answer.result(20).files) == 1
     trainer.close()
 
 
@@ -63,7 +88,23 @@ def test_requests_that_nobody_can_serve_are_answered(
     trainer = make_trainer()
     with pytest.raises(ConfigError, match="a profile has 1 to 20 steps, not 21"):
         Asked(connection, run, 21).answer.result(20)
+    with pytest.raises(ConfigError, match="a profile waits up to 86400 s for its first step, not nan"):
+        Asked(connection, run, 1, float("nan")).answer.result(20)
     trainer.close()
+
+
+def test_cancelled_recording_is_not_written_and_the_next_one_is(tmp_path: Path) -> None:
+    engine, path = Profiled(), tmp_path / "trace.json.gz"
+    engine.begin_profile()
+    engine.cancel_profile()
+    assert engine.end_profile(path) == []
+    for _ in range(2):  # the first of the two is discarded
+        engine.begin_profile()
+        torch.ones(2).cos()
+    assert engine.end_profile(path) == [path]
+    with gzip.open(path) as trace:
+        names = [event.get("name") for event in json.load(trace)["traceEvents"]]
+    assert names.count("aten::cos") == 1
 
 
 @pytest.mark.parametrize("name", ["reward", "trainer.x", "", "trainer.-1"])

@@ -21,6 +21,7 @@ from broker.address import Address
 from broker.routes import interface_of, local_address
 from broker.table import Table
 from relax_actors.config import Config
+from relax_actors.config.lora import LoraSection
 from relax_actors.engines.protocols import train
 from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.ranks.rank_host import RankHost, rank_platform, settings_digest
@@ -208,6 +209,12 @@ def test_an_actor_refuses_other_code_other_settings_and_an_earlier_trainer(tmp_p
     assert "give both GPUs or neither" in host.problem_with(invitation(config, platform=on_gpus))
     other = configured(tmp_path, DENSE, {}, weight_decay=0.5)
     assert "other settings of [trainer]" in host.problem_with(invitation(other))
+    for lora in ({"alpha": 8.0}, {"alpha": 8.0, "dropout": 0.1}):
+        adapted = config.model_copy(update={"lora": LoraSection.model_validate(lora)})
+        assert "other settings of [trainer], [algorithm], [lora]" in host.problem_with(invitation(adapted))
+        host = RankHost(adapted, tmp_path, lambda *_: None)
+        assert host.problem_with(invitation(adapted)) == ""
+    host = RankHost(config, tmp_path, lambda *_: None)
     on_gpu = configured(tmp_path, DENSE, {}, device="cuda")
     assert host.problem_with(invitation(on_gpu)) == ""  # devices may differ
     with socket.create_server(("127.0.0.1", 0)) as closed:

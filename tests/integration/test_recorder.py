@@ -7,15 +7,22 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from broker.address import Address
+from broker.connection import Connection
+from broker.errors import BrokerUnreachableError
+from broker.history import PAGE_MESSAGES
 from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.config.record import RecordSection
 from relax_actors.messages import Batch, Dropped, Prompt, Reward, Sample, TokenSequence, Trajectory
+from relax_actors.record import recorder as recorder_module
 from relax_actors.record.position import Position
 from relax_actors.record.record import Record
 from relax_actors.record.recorder import Recorder
 from relax_actors.record.rules import End
+from tests.support.stopping_proxy import StoppingProxy
 
 ONE_OF_EACH = {"every": 0, "highest": 1, "lowest": 1}
 
@@ -103,3 +110,23 @@ def test_next_recorder_goes_on_behind_the_last_step(table: Table, tmp_path: Path
     end_step(table, 1, [0])
     assert catch_up(table, tmp_path / "record")[:2] == (Position(0, -1), Position(1, -1))
     assert Record(tmp_path / "record").rows() == [RowId(0, 0), RowId(1, 0)]
+
+
+def test_steps_of_a_page_are_recorded_although_the_broker_does_not_answer_to_the_next(
+    table: Table, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = range(PAGE_MESSAGES + 10)
+    table.put_all([(table.subjects.numbered("batch", step), Batch([], 1, 1, 0.5, 0, 9, 100.0)) for step in steps])
+    monkeypatch.setattr(recorder_module, "CALL_SECONDS", 1.0)
+    proxy = StoppingProxy(address, b'"batch"', passed=1)
+    settings = RecordSection.model_validate(ONE_OF_EACH)
+    with (
+        closing(proxy),
+        closing(Connection(proxy.address, "recorder")) as connection,
+        closing(Recorder(connection, table.subjects, table.store, settings, 1, tmp_path / "record")) as recorder,
+    ):
+        with pytest.raises(BrokerUnreachableError):
+            recorder.catch_up()
+        proxy.go_on()
+        recorder.catch_up()
+    assert Record(tmp_path / "record").steps() == list(steps)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from relax_actors.config.training import CriticSection, TorchSection
 from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.ranks import rank_group
-from relax_actors.engines.ranks.group import CriticGroup, TrainerGroup
+from relax_actors.engines.ranks.group import CriticGroup, TrainerGroup, profile_of_rank
 from relax_actors.engines.ranks.rpc import RankError
 from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.engines.torch.engine import TorchEngine
@@ -91,6 +91,29 @@ def test_two_ranks_train_and_score_what_one_process_does(pair: Pair, tmp_path: P
     assert_close(both[0][0], both[1][0])
     for one, other in zip(both[0][1], both[1][1], strict=True):
         np.testing.assert_allclose(one, other, atol=LIMIT)
+
+
+@pytest.mark.slow
+def test_profile_that_one_rank_cannot_make_is_refused_and_leaves_none_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_group, "GRACE_SECONDS", 0.0)  # as for a trace that takes long to write
+    config = ranks_config(tmp_path, QWEN3, 2, backend="tests.support.wrong_engines.ProfilerTaken")
+    with ranks_of(config) as group:
+        started(group)
+        first, second, third = (tmp_path / "profiles" / f"{n}.json.gz" for n in range(3))
+        with pytest.raises(RankError, match="rank 1: RuntimeError: the profiler is used by another tool"):
+            group.begin_profile()
+        assert not any(file.exists() for file in group.end_profile(first)), "no rank recorded"
+        group.begin_profile()
+        trained(group, range(1))
+        assert all(file.stat().st_size for file in group.end_profile(second))
+        (third.with_name("2.rank1.json.gz") / "in the way").mkdir(parents=True)
+        group.begin_profile()
+        with pytest.raises(RankError, match=r"rank 1: IsADirectoryError.*2\.rank1"):
+            group.end_profile(third)
+        assert profile_of_rank(third, 0).exists()
+        assert trained(group, range(1, 2))[0]["loss"]
 
 
 def test_two_ranks_give_the_same_bits_after_discarded_rows(pair: Pair) -> None:

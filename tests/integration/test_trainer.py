@@ -42,6 +42,19 @@ def test_too_old_row_is_dropped_and_its_successor_trained(make_trainer: MakeTrai
     assert batches(table)[2] == [4, 5, 6, 7]
 
 
+def test_code_of_the_trainer_has_worked_after_a_step_and_not_after_cells(
+    make_trainer: MakeTrainer, table: Table
+) -> None:
+    trainer = make_trainer()
+    put_rows(table, 0, range(ROWS - 1))
+    read_all(table, trainer)
+    assert not trainer.has_worked(1000)
+    put_rows(table, 0, [ROWS - 1])
+    read_all(table, trainer)
+    assert batches(table) == {0: [0, 1, 2, 3]}
+    assert trainer.has_worked(0)
+
+
 def test_row_without_a_pair_is_dropped_and_its_successor_trained(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer("algorithm.name=online_dpo", "algorithm.shaping.filter_zero_variance=false")
     put_step(table, 0, version=0)  # the advantages of row 2 are all negative

@@ -8,9 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch._C._distributed_c10d import Store
 
+from relax_actors.config import Config
 from relax_actors.engines.protocols import Generation, InferenceEngine
 from relax_actors.engines.protocols.inference import Done
+from relax_actors.engines.protocols.training import RankEngine
+from relax_actors.engines.torch.backend import TorchTrainingBackend
 from relax_actors.engines.transformers.backend import TransformersBackend
 from relax_actors.messages import FinishReason
 from relax_actors.runtime import Context
@@ -75,6 +79,22 @@ class WrongPositions(_Changed):
     def change(self, sample: Generation) -> Generation:
         late = np.arange(len(sample.logprobs)) >= len(sample.logprobs) // 2
         return replace(sample, logprobs=np.where(late, 0.6 * sample.logprobs, sample.logprobs).astype(np.float32))
+
+
+class ProfilerTaken(TorchTrainingBackend):
+    """Has a second rank whose first profile does not begin, as if another tool used the GPU's profiler."""
+
+    def build_rank(self, config: Config, rank: int, store: Store) -> RankEngine:
+        engine: Any = super().build_rank(config, rank, store)
+        begin, refusals = engine.begin_profile, [] if rank == 0 else ["the profiler is used by another tool"]
+
+        def begin_profile() -> None:
+            if refusals:
+                raise RuntimeError(refusals.pop())
+            begin()
+
+        engine.begin_profile = begin_profile
+        return engine
 
 
 class StalePrefix(_Changed):

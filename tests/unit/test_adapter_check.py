@@ -11,13 +11,14 @@ import pytest
 
 from relax_actors.checks.examine import examine
 from relax_actors.config import Config
-from relax_actors.data.adapter import match_saved, match_targets
+from relax_actors.data.adapter import AdapterForm, match_saved, match_targets
 from relax_actors.data.adapter_check import check_adapter
-from relax_actors.engines.backends import check_adapters
+from relax_actors.engines.backends import check_adapters, footprints
+from relax_actors.engines.sglang.adapter_form import check_served
 from relax_actors.errors import ConfigError
 from tests.support.adapters import adapter_config, base_folder
 from tests.support.models import QWEN3, config_of, qwen3_moe
-from tests.support.text_families import TORCH
+from tests.support.text_families import SHAPE, TORCH
 
 LAYERS = [
     f"model.layers.{n}.{part}" for n in (0, 1) for part in ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj")
@@ -160,6 +161,14 @@ def test_adapter_that_sglang_cannot_serve_is_refused_with_the_setting_that_merge
     assert not refusals(merge_adapter=True)
 
 
+def test_layer_that_sglang_joins_with_a_missing_layer_is_refused(tmp_path: Path) -> None:
+    folder = base_folder(tmp_path, SHAPE | {"model_type": "arcee"})  # whose feed-forward layers have no gate
+    form = AdapterForm(4, 8.0, rslora=False, dropout=0.0, targets=("q_proj", "up_proj"), saved=())
+    message = rf"layers\.0\.mlp\.up_proj: SGLang joins it with .*\.0\.mlp\.gate_proj, which the model lacks; {MERGE}"
+    with pytest.raises(ConfigError, match=message):
+        check_served(form, folder, has_experts=False)
+
+
 def test_check_names_the_arguments_of_external_servers_for_an_adapter(tmp_path: Path, base: Path) -> None:
     rollout = {"backend": "sglang", "sglang": {"urls": ["http://127.0.0.1:1"]}}
     config = adapter_config(tmp_path, base, {"targets": ["v_proj"]}, data=DATA, rollout=rollout)
@@ -185,6 +194,14 @@ def test_reference_computes_with_the_adapter(tmp_path: Path, base: Path, name: s
     roles, algorithm = {"reference": {"backend": name}}, {"kl": {"place": "loss", "coefficient": 0.1}}
     config = adapter_config(tmp_path, base, data=DATA, roles=roles, algorithm=algorithm)
     assert not any("roles.reference.backend" in error for error in examine(config).errors)
+
+
+def test_offloaded_base_is_counted_in_float32(tmp_path: Path, base: Path) -> None:
+    def bytes_of(**torch: Any) -> float:
+        trainer = {"precision": "bfloat16", "torch": torch}
+        return footprints(adapter_config(tmp_path, base, trainer=trainer))["trainer"].parameter_bytes
+
+    assert bytes_of(offload=True) == bytes_of() + 2
 
 
 def test_experts_that_share_one_tensor_are_no_targets(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import multiprocessing
 from functools import partial
 from pathlib import Path
@@ -94,6 +95,21 @@ def test_training_resumes_exactly_from_checkpoint(tmp_path: Path, architecture: 
         a, b = train(one, batch_of(step), step, nothing), train(other, batch_of(step), step, nothing)
         assert a.metrics == b.metrics
     assert a.metrics["kl"] > 0
+    assert other.fingerprint() == one.fingerprint()
+
+
+def test_checkpoint_without_the_number_of_updates_goes_on(tmp_path: Path) -> None:
+    one = started(config_of(tmp_path, DENSE))
+    train(one, batch_of(0), 0, nothing)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    one.save(folder)
+    facts = json.loads((folder / weights.ENGINE).read_text())
+    del facts["updates"]
+    (folder / weights.ENGINE).write_text(json.dumps(facts))
+    other = MegatronEngine(config_of(tmp_path, DENSE))
+    other.load(folder)
+    assert train(one, batch_of(1), 1, nothing).metrics == train(other, batch_of(1), 1, nothing).metrics
     assert other.fingerprint() == one.fingerprint()
 
 

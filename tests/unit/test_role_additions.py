@@ -89,10 +89,10 @@ def test_replacement_ends_active_or_returns_and_fails() -> None:
 
 
 def test_code_is_proved_by_a_row_or_by_a_long_wait_for_one() -> None:
-    report = Report({}, {"a.0": {"handled": 0, "waits_for": "a row", "doing_since": 50.0}}, 0, time=51.0)
+    report = Report({}, {"a.0": {"has_worked": False, "waits_for": "a row", "doing_since": 50.0}}, 0, time=51.0)
     assert not has_proved(report, ["a.0"])
     assert has_proved(replace(report, time=51.0 + IDLE_SECONDS), ["a.0"])
-    assert has_proved(replace(report, leases={"a.0": {}, "a.1": {"handled": 3}}), ["a.0", "a.1"])
+    assert has_proved(replace(report, leases={"a.0": {}, "a.1": {"has_worked": True}}), ["a.0", "a.1"])
     assert not has_proved(replace(report, leases={}), ["a.0"])
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
+from relax_actors.engines.torch.stored_weights import fingerprint_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.weights import files as weights
 from tests.support.models import config_of
@@ -36,3 +37,6 @@ def test_router_bias_reaches_the_engine_in_float32(tmp_path: Path, kind: str) ->
     engine = TransformersEngine(config.model_path, dtype=torch.bfloat16)
     engine.load(0, fingerprint, [path])
     torch.testing.assert_close(tensors_of(engine.model)[name], biases[name], rtol=0, atol=0)
+    (folder := tmp_path / "checkpoint").mkdir()
+    trainer.save(folder)
+    assert fingerprint_of(folder) == fingerprint

@@ -14,8 +14,10 @@ import pytest
 
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
 from relax_actors.engines.protocols.server import ServerRecord
+from relax_actors.engines.sglang import row_streams, server
 from relax_actors.engines.sglang.partial_sample import PartialSample
 from relax_actors.engines.sglang.row_streams import RowStreams, SampleLimit, Served
+from relax_actors.engines.sglang.server import Server
 from tests.support.http_servers import serving
 
 TOKENS = [5, 8, 9, 1, 2, 3, 4]
@@ -74,10 +76,13 @@ class AdapterServer(BaseHTTPRequestHandler):
 
     requests: ClassVar[list[tuple[str, Any]]] = []
     aborted: ClassVar[threading.Event]
+    unloads: ClassVar[threading.Event]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).requests.append((self.path, body))
+        if self.path == "/unload_lora_adapter":
+            assert type(self).unloads.wait(60)
         self.send_response(200)
         self.end_headers()
         if self.path == "/abort_request":
@@ -102,8 +107,27 @@ class AdapterServer(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-def test_sample_continues_with_the_next_adapter_and_the_last_one_is_unloaded() -> None:
-    AdapterServer.requests, AdapterServer.aborted = [], threading.Event()
+@pytest.fixture(params=[True, False], ids=["at once", "slowly"])
+def unloading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a server that unloads adapters at once, or not before the end of the test."""
+    for module in (server, row_streams):
+        monkeypatch.setattr(module, "UNLOAD_SECONDS", 20.0 if request.param else 0.5)
+    AdapterServer.requests, AdapterServer.aborted, AdapterServer.unloads = [], threading.Event(), threading.Event()
+    if request.param:
+        AdapterServer.unloads.set()
+    with serving(AdapterServer) as url:
+        yield url
+        AdapterServer.unloads.set()
+
+
+def test_adapter_that_a_server_unloads_slowly_ends_neither_requests_nor_server(unloading: str) -> None:
+    client = Server(ServerRecord(unloading, "key", "ab"))
+    client.unload_adapter("old")
+    client.close()
+    assert AdapterServer.requests == [("/unload_lora_adapter", {"lora_name": "old"})]
+
+
+def test_sample_continues_with_the_next_adapter_and_the_last_one_is_unloaded(unloading: str) -> None:
     request = GenerationRequest(
         np.array([1, 2], np.int32),
         5,
@@ -126,8 +150,7 @@ def test_sample_continues_with_the_next_adapter_and_the_last_one_is_unloaded() -
         await streams.close()
         return streams.adapters
 
-    with serving(AdapterServer) as url:
-        assert asyncio.run(generate(url)) == set()
+    assert asyncio.run(generate(unloading)) == set()
     assert sample.result().tokens.tolist() == TOKENS
     assert sample.result().versions.tolist() == [3, 3, 4, 4, 4, 4, 4]
     paths = [path for path, _ in AdapterServer.requests]

@@ -35,6 +35,8 @@ class RecordingServer(BaseHTTPRequestHandler):
 
     requests: ClassVar[list[tuple[str, Any]]] = []
     identity: ClassVar[str] = "default"
+    read: ClassVar[str] = ""
+    """Fingerprint of the weights that it read last."""
 
     def do_GET(self) -> None:
         self._answer({"weight_version": type(self).identity, "data": []})
@@ -42,6 +44,8 @@ class RecordingServer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         type(self).requests.append((self.path, body))
+        if "model_path" in body:
+            type(self).read = weights.fingerprint_of_files(sorted(Path(body["model_path"]).glob("*.safetensors")))
         type(self).identity = body.get("weight_version") or body.get("new_version") or type(self).identity
         self._answer({})
 
@@ -55,11 +59,11 @@ class RecordingServer(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    RecordingServer.requests, RecordingServer.identity = [], "default"
+@pytest.fixture(params=[True, False], ids=["own server", "another server"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    RecordingServer.requests, RecordingServer.identity, RecordingServer.read = [], "default", ""
     with serving(RecordingServer) as url:
-        server = Server(ServerRecord(url, "key", "ab"))
+        server = Server(ServerRecord(url, "key", "ab", process_group=1 if request.param else 0))
         yield server
         server.close()
 
@@ -73,7 +77,7 @@ def test_server_gets_the_base_once_and_each_version_as_an_adapter(tmp_path: Path
     base = base_folder(tmp_path)
     config = adapter_config(tmp_path / "run", base, FEW)
     assert config.lora is not None
-    loader, path = AdapterLoader(base, form_of(config.lora), ranks=2), tmp_path / "0.safetensors"
+    loader, path = AdapterLoader(base, form_of(config.lora), tmp_path / "shared", ranks=2), tmp_path / "0"
     fingerprint = begun(TorchEngine(config)).publish(path)
     published = weights.load([path])
     for version in (0, 1):
@@ -83,7 +87,10 @@ def test_server_gets_the_base_once_and_each_version_as_an_adapter(tmp_path: Path
     paths = [path for path, _ in RecordingServer.requests]
     load = "/load_lora_adapter_from_tensors"
     assert paths == ["/update_weight_version", "/update_weights_from_disk", load, load]
-    assert RecordingServer.requests[1][1]["model_path"] == str(base)
+    # The folder of another server's machine may hold other weights by the same path.
+    assert RecordingServer.requests[1][1]["model_path"] == str(base if server.record.is_own else tmp_path / "shared")
+    assert f"base:{RecordingServer.read}" == loader.base
+    assert not (tmp_path / "shared").exists()
     assert RecordingServer.identity == loader.base
     body = RecordingServer.requests[2][1]
     assert body["lora_name"] == f"0:{fingerprint}"
@@ -109,8 +116,9 @@ def test_base_that_changed_and_adapter_of_another_base_are_not_served(tmp_path: 
     config = adapter_config(tmp_path / "run", base)
     assert config.lora is not None
     form, path = form_of(config.lora), tmp_path / "0.safetensors"
-    loader, staged = AdapterLoader(base, form), StagedWeights(0, begun(TorchEngine(config)).publish(path))
-    other = AdapterLoader(base_folder(tmp_path / "other", seed=8), form)
+    staged = StagedWeights(0, begun(TorchEngine(config)).publish(path))
+    loader = AdapterLoader(base, form, tmp_path / "shared")
+    other = AdapterLoader(base_folder(tmp_path / "other", seed=8), form, tmp_path / "shared")
     with pytest.raises(ConfigError, match="version 0 belongs to the base with fingerprint"):
         other.stage(staged, weights.load([path]))
     loader.stage(staged, weights.load([path]))

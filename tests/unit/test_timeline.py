@@ -56,6 +56,16 @@ def test_column_waits_for_its_inputs_alone() -> None:
     }
 
 
+def test_names_of_all_profiles_of_many_ranks_are_whole() -> None:
+    files = [f"trainer.0-1-0.rank{rank}.json.gz" for rank in range(64)]
+    builder = Builder("demo")
+    builder.take_message(event("profiled", "trainer", files=files), 1.0)
+    builder.take_message(event("crashed", "trainer", error="x" * 300), 2.0)
+    profiled, crashed = builder.timeline().instants
+    assert profiled.detail.split(", ") == files
+    assert len(crashed.detail) == 200
+
+
 def test_instants_of_a_step_are_those_in_its_time() -> None:
     timeline = within(built(), 3, "step 3")
     assert [(instant.name, instant.detail) for instant in timeline.instants] == [("crashed", "ValueError: no")]
@@ -73,13 +83,14 @@ def test_malformed_cells_and_false_claims_are_left_out() -> None:
 
 def test_turns_of_a_sample_follow_each_other() -> None:
     builder, row = Builder("demo"), RowId(3, 1)
-    for sample, number, stored in ((0, 0, 12.0), (1, 0, 13.0), (0, 1, 15.0)):
-        builder.take_turn(row, (sample, number), 10.0, stored, {"tokens": 4})
+    for sample, attempt, number, stored in ((0, 0, 0, 12.0), (1, 0, 0, 13.0), (0, 0, 1, 15.0), (0, 1, 0, 16.0)):
+        builder.take_turn(row, (sample, attempt, number), 10.0, stored, {"tokens": 4})
     found = [(span.actor, span.name, span.begin, span.end) for span in builder.timeline().spans]
     assert found == [
         ("sample.0", "turn 0", 10.0, 12.0),
         ("sample.1", "turn 0", 10.0, 13.0),
         ("sample.0", "turn 1", 12.0, 15.0),
+        ("sample.0", "turn 0 of attempt 1", 15.0, 16.0),
     ]
 
 

@@ -12,7 +12,14 @@ import pytest
 from relax_actors.config import Config, load_config
 from relax_actors.config.load import CODE_VARIABLE
 from relax_actors.runtime.user_code import CODE, code_files, keep_code, kept_code, version_of
-from tests.support.running import TINY
+from tests.support.running import SUPPORT, TINY
+
+JUDGE = """
+from relax_actors.roles.reward import RewardRole
+
+class Judge(RewardRole):
+    reads = (*RewardRole.reads, "lengths")
+"""
 
 
 @pytest.fixture
@@ -90,3 +97,47 @@ def test_copy_has_the_bytes_of_the_file(config: Config, tmp_path: Path, content:
     copy = kept_code(tmp_path / "store", keep_code(tmp_path / "store", code_files(config, "own", tmp_path)))
     assert copy is not None
     assert (copy / "own_late.py").read_bytes() == content
+
+
+@pytest.fixture
+def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A run whose reward and role are modules of one package, which do not import each other."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    package = tmp_path / "own_package"
+    (package / "parts" / "deep").mkdir(parents=True)
+    (package / ".hidden").mkdir()
+    files = ("__init__.py", "lengths.py", "parts/by_name.py", "parts/deep/last.py", ".hidden/other.py", "notes.txt")
+    for file in files:
+        (package / file).write_text("")
+    (package / "lengths.py").write_text((SUPPORT / "tiny_lengths.py").read_text())
+    (package / "judge.py").write_text(JUDGE)
+    (package / "parts" / "again").symlink_to(package, target_is_directory=True)
+    path = tmp_path / "run.toml"
+    path.write_text(
+        TINY.read_text().replace("[reward]", '[reward]\nactor = "own_package.judge.Judge"')
+        + '\n[roles.lengths]\nactor = "own_package.lengths.Lengths"\n'
+    )
+    return load_config(path)
+
+
+def test_all_modules_of_a_package_are_copied(packed: Config, tmp_path: Path) -> None:
+    names = ["__init__", "judge", "lengths", "parts/by_name", "parts/deep/last"]
+    files = [f"own_package/{name}.py" for name in names]
+    assert [name for name in code_files(packed, "reward", tmp_path) if name.startswith("own_package")] == files
+    assert list(code_files(packed, "lengths", tmp_path)) == files
+    imported = code_files(packed, "lengths", tmp_path, whole_packages=False)
+    assert list(imported) == ["own_package/__init__.py", "own_package/lengths.py"]
+
+
+def test_role_runs_from_a_copy_although_another_role_lies_in_its_package(packed: Config, tmp_path: Path) -> None:
+    copy = kept_code(tmp_path / "store", keep_code(tmp_path / "store", code_files(packed, "reward", tmp_path)))
+    assert copy is not None
+    program = (
+        "import sys; from pathlib import Path; from relax_actors.config import load_config; "
+        "from relax_actors.roles import make_role; "
+        f"role = make_role(load_config(Path({str(tmp_path / 'run.toml')!r})), 'reward'); "
+        "print(sys.modules[type(role).__module__].__file__, 'own_package.lengths' in sys.modules)"
+    )
+    environment = {**os.environ, CODE_VARIABLE: str(copy)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [str(copy / "own_package" / "judge.py"), "True"], done.stderr

@@ -50,14 +50,14 @@ def follower_bytes(config: Config) -> float:
     return 2 * WEIGHT_BYTES["float32"] + (WEIGHT_BYTES[config.trainer.precision] if config.publishes_deltas else 0)
 
 
-def trained_bytes(config: Config, ranks: int = 1) -> float:
+def trained_bytes(config: Config, ranks: int = 1, *, offload: bool = False) -> float:
     """Return the bytes a parameter of a model in training: frozen but for its adapter, or trained as a whole.
 
-    Ranks share the model, in float32; each has the whole adapter.
+    Ranks share the model, in float32, as one with `offload` does; each has the whole adapter.
     """
     if config.lora is None:
         return TRAINED_BYTES
-    precision = config.trainer.precision if ranks == 1 else "float32"
+    precision = config.trainer.precision if ranks == 1 and not offload else "float32"
     return WEIGHT_BYTES[precision] + ranks * ADAPTER_SHARE * TRAINED_BYTES
 
 

@@ -130,6 +130,9 @@ class RankEngine(TrainingEngine, SupportsScore, SupportsAsyncSave, SupportsPrefi
     are the same on all ranks; fingerprints and deltas are those of rank 0.
     """
 
+    def cancel_profile(self) -> None:
+        """Stop the recording of a profile, if there is one, without writing it."""
+
 
 def train(
     engine: TrainingEngine, samples: Sequence[TrainSample], step: int, progress: Callable[[], None]

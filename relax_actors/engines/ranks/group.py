@@ -13,7 +13,7 @@ from relax_actors.engines.backends import critic_backend, critic_section, traini
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.rank_group import NO_OTHERS, JoinedRanks, OnRankExit, RankGroup
-from relax_actors.engines.ranks.rpc import pack_samples
+from relax_actors.engines.ranks.rpc import RankError, pack_samples
 from relax_actors.runtime import Context
 
 
@@ -95,13 +95,32 @@ class TrainerGroup(RankGroup):
         return str(self._call("write_delta", *map(str, paths)))
 
     def begin_profile(self) -> None:
-        """Begin to record on all ranks; see `SupportsProfile`."""
-        self._call("begin_profile")
+        """Begin to record on all ranks; see `SupportsProfile`.
+
+        Raises:
+            RankError: a rank cannot record; then none does.
+        """
+        try:
+            self._check_profile("begin_profile")
+        except RankError:
+            self._call("cancel_profile")
+            raise
 
     def end_profile(self, path: Path) -> list[Path]:
-        """Write a trace of each rank; see `SupportsProfile`."""
-        self._call("end_profile", str(path))
+        """Write a trace of each rank; see `SupportsProfile`.
+
+        Raises:
+            RankError: a rank cannot write its trace; the others have written theirs.
+        """
+        self._check_profile("end_profile", str(path))
         return [profile_of_rank(path, rank) for rank in range(self.shards)]
+
+    def _check_profile(self, name: str, *arguments: Any) -> None:
+        """Call a method of profiles, which returns its error, on all ranks, and raise the first error."""
+        for rank, problem in enumerate(self._call_all(name, *arguments)):
+            if problem:
+                msg = f"rank {rank}: {problem}"
+                raise RankError(msg)
 
 
 class CriticGroup(RankGroup):

@@ -12,12 +12,14 @@ import socket
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
+from broker.files import make_private_folder
 from broker.routes import local_address
 from relax_actors.config import Config
 from relax_actors.config.load import validate
@@ -75,8 +77,10 @@ ToPath = Callable[[str], Path]
 def _trainer_methods(engine: RankEngine, progress: Callable[[], None], path_of: ToPath, rank: int) -> Methods:
     delta = _DeltaCalls(engine)
 
-    def end_profile(path: str) -> None:
-        engine.end_profile(profile_of_rank(path_of(path), rank))
+    def write_profile(path: str) -> None:
+        target = profile_of_rank(path_of(path), rank)
+        make_private_folder(target.parent)
+        engine.end_profile(target)
 
     return _shared_methods(engine, progress, path_of) | {
         "initialise": engine.initialise,
@@ -88,9 +92,22 @@ def _trainer_methods(engine: RankEngine, progress: Callable[[], None], path_of: 
         "remember": engine.remember,
         "delta": delta.find,
         "write_delta": lambda *paths: delta.write(*map(path_of, paths)),
-        "begin_profile": engine.begin_profile,
-        "end_profile": end_profile,
+        "begin_profile": partial(_problem_of, engine.begin_profile),
+        "cancel_profile": engine.cancel_profile,
+        "end_profile": partial(_problem_of, write_profile),
     }
+
+
+def _problem_of(method: Callable[..., None], *arguments: Any) -> str:
+    """Call a method; return its error, empty if there is none.
+
+    Raised errors end the group if other ranks still compute after `GRACE_SECONDS`, and a profile may take longer.
+    """
+    try:
+        method(*arguments)
+    except Exception as error:  # noqa: BLE001 raised by the group when all ranks have answered
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _critic_methods(engine: RankCritic, progress: Callable[[], None], path_of: ToPath) -> Methods:

@@ -211,6 +211,10 @@ class RankGroup:
 
     def _call(self, name: str, *arguments: Any, progress: Callable[[], None] | None = None) -> Any:
         """Call a method on all ranks; returns the result of rank 0."""
+        return self._call_all(name, *arguments, progress=progress)[0]
+
+    def _call_all(self, name: str, *arguments: Any, progress: Callable[[], None] | None = None) -> list[Any]:
+        """Call a method on all ranks; returns their results by rank."""
         message = {"call": name, "arguments": arguments}
         with self._turns:
             for rank, channel in enumerate(self._channels):
@@ -220,8 +224,8 @@ class RankGroup:
                     self._raise_exited(rank)
             return self._gather_results(progress)
 
-    def _gather_results(self, progress: Callable[[], None] | None = None) -> Any:
-        """Wait for the answers of all ranks; returns that of rank 0.
+    def _gather_results(self, progress: Callable[[], None] | None = None) -> list[Any]:
+        """Wait for the answers of all ranks; returns their results by rank.
 
         Raises:
             Exception: error of a rank. If the other ranks finish within `GRACE_SECONDS` the group remains usable,
@@ -253,7 +257,7 @@ class RankGroup:
         if errors:
             rank = min(errors, key=lambda number: (errors[number]["errno"] is None, number))
             raise unpack_error(errors[rank], rank)
-        return results[0]
+        return [results[rank] for rank in sorted(results)]
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Accumulate the gradients of sequences, or keep the sequences; see `AccumulatesSteps`."""

@@ -19,6 +19,7 @@ import xxhash
 
 from broker.process import kill_group, spawn
 from relax_actors.config import Config
+from relax_actors.data.adapter import CONFIG, WEIGHTS
 from relax_actors.devices.inventory import VISIBLE
 from relax_actors.engines.ranks.rank_group import ENVIRONMENT, MODULE, OnRankExit
 from relax_actors.engines.ranks.rank_wire import keep, send_token, wait_for_end, wait_for_exit
@@ -38,6 +39,10 @@ def settings_digest(config: Config) -> str:
     parts.append(f"{config.rollout.temperature} {config.run.seed} {config.run.deterministic} {config.head_precision}")
     parts += [path.read_text() for path in [model / "config.json"] if path.exists()]
     parts += [f"{path.name} {path.stat().st_size}" for path in sorted(model.glob("*.safetensors"))]
+    if config.lora is not None:
+        parts.append(config.lora.model_dump_json(exclude={"path"}))
+        files = [] if config.lora.path is None else [config.lora.path / name for name in (CONFIG, WEIGHTS)]
+        parts += [xxhash.xxh3_64_hexdigest(path.read_bytes()) for path in files if path.exists()]
     return xxhash.xxh3_64_hexdigest("\n".join(parts).encode())
 
 
@@ -70,8 +75,9 @@ class RankHost:
             )
         if invitation.settings != self._settings:
             return (
-                "it has another model, or other settings of [trainer], [algorithm], run.seed, run.deterministic or "
-                "rollout.temperature than the trainer: start its node without such settings, on the same model"
+                "it has another model, or other settings of [trainer], [algorithm], [lora], run.seed, "
+                "run.deterministic or rollout.temperature than the trainer: start its node without such settings, on "
+                "the same model"
             )
         if invitation.incarnation < self._newest:
             return f"a trainer of incarnation {invitation.incarnation} asks, and incarnation {self._newest} was here"

@@ -78,10 +78,15 @@ def check_served(form: AdapterForm, folder: Path, *, has_experts: bool) -> None:
     if has_experts:
         msg = f'rollout.backend = "sglang" with [lora] and a model with experts: SGLang joins its layers; {MERGE}'
         raise ConfigError(msg)
-    names = {layer.rpartition(".")[2] for layer in adapted_layers(folder, form)}
+    layers, stored = adapted_layers(folder, form), stored_shapes(folder)
+    names = {layer.rpartition(".")[2] for layer in layers}
     if others := sorted(names.difference(SERVED)):
         msg = f"lora.targets match layers {others}: SGLang's adapters change only {', '.join(SERVED)}; {MERGE}"
         raise ConfigError(msg)
+    for layer in layers:
+        if missing := [name for name in siblings(layer) if f"{name}.weight" not in stored]:
+            msg = f"lora.targets match {layer}: SGLang joins it with {missing[0]}, which the model lacks; {MERGE}"
+            raise ConfigError(msg)
 
 
 def adapter_arguments(config: Config, *, cuda: bool) -> list[str]:

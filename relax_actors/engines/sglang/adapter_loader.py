@@ -7,7 +7,9 @@ name on the server is that of no other weights. Requests name their adapter, so 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +38,10 @@ class AdapterLoader:
     """Loads a base from its folder, and adapters in requests; see `WeightLoader`.
 
     Args:
-        folder: model folder of the base, visible to the server by the same path.
+        folder: model folder of the base, visible by the same path to a server that the run started.
         form: form of the adapters.
+        shared: used by this loader alone, visible to other servers. They read the base there: in their own file system
+            the path of the model folder may hold other weights.
         ranks: of the server.
 
     Raises:
@@ -46,8 +50,8 @@ class AdapterLoader:
 
     is_adapter = True
 
-    def __init__(self, folder: Path, form: AdapterForm, ranks: int = 1) -> None:
-        self._folder, self._form, self._ranks = folder, form, ranks
+    def __init__(self, folder: Path, form: AdapterForm, shared: Path, ranks: int = 1) -> None:
+        self._folder, self._form, self._shared, self._ranks = folder, form, shared, ranks
         self._files, self._shapes = sorted(folder.glob("*.safetensors")), stored_shapes(folder)
         self._base = weights.fingerprint_of_files(self._files)
         self._payloads: dict[StagedWeights, _Payload] = {}
@@ -91,11 +95,28 @@ class AdapterLoader:
             if found != self._base:
                 msg = f"{self._folder} holds weights with fingerprint {found}, not those of the base, {self._base}"
                 raise StoreError(msg)
-            server.load_files(self._folder, self.base)
+            with nullcontext(self._folder) if server.record.is_own else self._copied() as folder:
+                server.load_files(folder, self.base)
         layers = {name.removesuffix(DOWN) for name in self._payloads[staged].checksums if name.endswith(DOWN)}
         payload = self._payloads[staged]
         config = peft_config(self._form, layers)
         server.load_adapter(staged.identity, config, [payload.tensors] * self._ranks, payload.checksums)
+
+    @contextmanager
+    def _copied(self) -> Iterator[Path]:
+        """Give a folder with hard links to the files of the base, or on another file system with copies."""
+        shutil.rmtree(self._shared, ignore_errors=True)
+        try:
+            self._shared.mkdir(parents=True)
+            for file in self._folder.glob("*.safetensors*"):
+                _link_or_copy(file.resolve(), self._shared / file.name)
+        except OSError as error:
+            msg = f"the base cannot be copied to {self._shared} for a server that the run did not start: {error}"
+            raise StoreError(msg) from error
+        else:
+            yield self._shared
+        finally:
+            shutil.rmtree(self._shared, ignore_errors=True)
 
     def forget(self, staged: StagedWeights) -> None:
         """Release the pickled adapter."""
@@ -104,6 +125,13 @@ class AdapterLoader:
     def close(self) -> None:
         """Release all pickled adapters."""
         self._payloads.clear()
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
 
 
 def _sha256(tensor: Tensor) -> str:

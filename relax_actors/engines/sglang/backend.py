@@ -62,7 +62,9 @@ class SglangBackend(InferenceBackend):
             loader = (TensorLoader if settings.weights == "tensors" else BroadcastLoader)(settings.tensor_parallel)
         facts, family, merged = measure(config.model_path), served_family(config.model_path), None
         if config.lora is not None and not settings.merge_adapter:
-            loader = AdapterLoader(config.model_path, form_of(config.lora), settings.tensor_parallel)
+            loader = AdapterLoader(
+                config.model_path, form_of(config.lora), path.with_suffix(""), settings.tensor_parallel
+            )
         elif config.lora is not None:
             import torch  # noqa: PLC0415
 

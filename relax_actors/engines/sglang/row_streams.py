@@ -14,7 +14,7 @@ import httpx
 
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.partial_sample import PartialSample
-from relax_actors.engines.sglang.server import CONNECT_SECONDS, OK, ServerGoneError, authorization
+from relax_actors.engines.sglang.server import CONNECT_SECONDS, OK, UNLOAD_SECONDS, ServerGoneError, authorization
 from relax_actors.errors import EngineError
 
 
@@ -190,9 +190,12 @@ class RowStreams:
             raise EngineError(msg)
 
     async def _unload(self, adapter: str | None) -> None:
-        """Unload an adapter whose last request has ended."""
+        """Unload an adapter whose last request has ended; see `Server.unload_adapter`."""
+        timeout = httpx.Timeout(UNLOAD_SECONDS, connect=CONNECT_SECONDS)
         try:
-            await self._client.post("/unload_lora_adapter", json={"lora_name": adapter})
+            await self._client.post("/unload_lora_adapter", json={"lora_name": adapter}, timeout=timeout)
+        except httpx.ReadTimeout:
+            return
         except httpx.TransportError as error:
             msg = f"the server at {self.record.url} broke a connection: {error or type(error).__name__}"
             raise ServerGoneError(msg) from error

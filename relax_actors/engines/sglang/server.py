@@ -22,6 +22,8 @@ from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.errors import EngineError
 
 CONNECT_SECONDS, ANSWER_SECONDS, LOAD_SECONDS = 5.0, 60.0, 600.0
+UNLOAD_SECONDS = 5.0
+"""Time for a server to unload an adapter. It waits for requests that use it, and does so without a client, too."""
 OK = 200
 UNFINISHED = "unfinished"
 """Name of the weights while an update is in progress."""
@@ -117,8 +119,15 @@ class Server:
         self._ask("POST", "/load_lora_adapter_from_tensors", body | {"expected_checksums": checksums}, LOAD_SECONDS)
 
     def unload_adapter(self, name: str) -> None:
-        """Unload an adapter that no request uses; a server without it refuses, which changes nothing."""
-        self._send("POST", "/unload_lora_adapter", {"lora_name": name}, ANSWER_SECONDS)
+        """Unload an adapter; a server without it refuses, which changes nothing.
+
+        Returns after `UNLOAD_SECONDS` at the latest, while the server may still wait for requests whose client is gone.
+        """
+        try:
+            self._send("POST", "/unload_lora_adapter", {"lora_name": name}, UNLOAD_SECONDS)
+        except ServerGoneError as error:
+            if not isinstance(error.__cause__, httpx.ReadTimeout):
+                raise
 
     def _update(self, path: str, body: dict[str, Any]) -> None:
         self._mark_unfinished()

@@ -156,6 +156,6 @@ def _ranks(section: TorchSection) -> Ranks:
 
 def _footprint(config: Config, section: TorchSection) -> Footprint:
     if section.ranks == 1:
-        return Footprint(parameter_bytes=trained_bytes(config))
+        return Footprint(parameter_bytes=trained_bytes(config, offload=section.offload))
     ranks, size = section.ranks, trained_bytes(config, section.ranks)
     return Footprint(processes=ranks + 1, parameter_bytes=size, gpus=ranks, computes_on_cpu=False)

@@ -20,11 +20,18 @@ class Profiled:
     _profile: torch.profiler.profile | None = None
 
     def begin_profile(self) -> None:
-        """Begin to record; see `SupportsProfile`."""
+        """Begin to record; see `SupportsProfile`. A recording that was not ended is discarded."""
+        self.cancel_profile()
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
         profile = torch.profiler.profile(activities=kinds, record_shapes=True)
         profile.start()
         self._profile = profile
+
+    def cancel_profile(self) -> None:
+        """Stop the recording, if there is one, without writing it."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.stop()
 
     def end_profile(self, path: Path) -> list[Path]:
         """End the recording and write it; see `SupportsProfile`."""

@@ -13,6 +13,7 @@ from relax_actors.engines.torch.model import build, read_folder
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
+from relax_actors.weights.encoder import published_dtype
 
 
 def fingerprint_of(path: Path, *more: Path) -> str:
@@ -49,7 +50,9 @@ def fingerprint_of(path: Path, *more: Path) -> str:
     if (path / "config.json").is_file() and _is_converted(path, tensors):
         tensors = read_folder(build(path), path)
     dtype = getattr(torch, engine["precision"]) if "precision" in engine else None
-    return weights.fingerprint({name: t if dtype is None else t.to(dtype) for name, t in tensors.items()})
+    return weights.fingerprint(
+        {name: t if dtype is None else t.to(published_dtype(name, dtype)) for name, t in tensors.items()}
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -34,6 +34,10 @@ SHOWN = frozenset(
 )
 """Kinds of events that are shown as instants."""
 STARTS = ("started", "ready")
+MOST_FILES = 1024
+"""Files of an event that are listed: a profile of a trainer has one for each rank."""
+LONGEST_NAME = 100
+"""Characters of the name of a file; longer names are no profile's, and are left out."""
 Cells = dict[str, tuple[float, str]]
 """When each cell of a row was stored, and its author, by column."""
 
@@ -65,22 +69,22 @@ class Builder:
                 self._numbered.setdefault((cell.kind, cell.step), (stored, author))
 
     def take_turn(
-        self, row: RowId, place: tuple[int, int], begun: float, stored: float, facts: Mapping[str, str | int]
+        self, row: RowId, place: tuple[int, int, int], begun: float, stored: float, facts: Mapping[str, str | int]
     ) -> None:
         """Record a turn of a sample of a row, on a lane of the sample.
 
         Args:
             row: id of the row.
-            place: index of the sample, and number of the turn.
+            place: index of the sample, attempt of its episode, and number of the turn in the attempt.
             begun: when the row was admitted: the first turn could begin.
             stored: when the turn was stored.
             facts: facts about the turn.
         """
-        sample, number = place
+        sample, attempt, number = place
         begin = self._ends.get((str(row), sample), begun)
         self._ends[str(row), sample] = stored
         if begin <= stored:
-            name = f"turn {number}"
+            name = f"turn {number} of attempt {attempt}" if attempt else f"turn {number}"
             self._turns.append(Span(name, begin, stored, f"sample.{sample}", str(row), row.step, dict(facts)))
 
     def take_message(self, message: LogMessage, stored: float) -> None:
@@ -95,11 +99,7 @@ class Builder:
         if message.kind in STARTS:
             self._starts.append((stored, message.kind, message.sender))
         elif message.kind in SHOWN:
-            body = message.body
-            files = body.get("files")
-            listed = ", ".join(map(str, files)) if isinstance(files, list) else ""
-            why = str(body.get("error") or body.get("reason") or body.get("row") or listed).partition("\n")[0]
-            self._instants.append(Instant(message.kind, stored, message.sender, printable(why[:200])))
+            self._instants.append(Instant(message.kind, stored, message.sender, printable(_detail(message.body))))
 
     def timeline(self) -> Timeline:
         """Return what was recorded."""
@@ -142,6 +142,15 @@ class Builder:
                 begun[actor] = stored
             elif actor in begun:
                 yield Span("start", begun.pop(actor), stored, actor)
+
+
+def _detail(body: Mapping[str, object]) -> str:
+    """Return the first line of the error or reason of an event, or the names of its files, each of which is whole."""
+    why = body.get("error") or body.get("reason") or body.get("row")
+    files = body.get("files")
+    if not why and isinstance(files, list):
+        return ", ".join(name for name in map(str, files[:MOST_FILES]) if len(name) <= LONGEST_NAME)
+    return str(why or "").partition("\n")[0][:200]
 
 
 def _begin(column: str, cells: Cells) -> float | None:

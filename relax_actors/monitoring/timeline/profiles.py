@@ -38,7 +38,11 @@ def parse_actor(text: str) -> tuple[str, int]:
 
 
 async def take_profile(
-    connection: Connection, run: str, actor: str, steps: int, on_state: Callable[[str], object] = lambda _: None
+    connection: Connection,
+    run: str,
+    actor: str,
+    call: ProfileCall,
+    on_state: Callable[[str], object] = lambda _: None,
 ) -> ProfileAnswer:
     """Have a live actor profile its next steps, and wait until the traces are written.
 
@@ -46,11 +50,11 @@ async def take_profile(
         connection: of the operator of the run.
         run: name of the run.
         actor: the actor, as `parse_actor` reads it.
-        steps: optimizer steps of the trainer, or batches of a rollout.
+        call: how many steps, and how long to wait for the first.
         on_state: called with "waiting" and "running" when the profile gets there.
 
     Raises:
-        ConfigError: no such actor answers, it refuses, or it has died meanwhile.
+        ConfigError: no such actor answers, it refuses or begins no step in time, or it has died meanwhile.
     """
     role, n = parse_actor(actor)
     subject = Subjects(run).service(request_kind(role), n)
@@ -62,7 +66,7 @@ async def take_profile(
 
     subscription = await connection.nc.subscribe_direct(inbox, take)
     try:
-        await connection.nc.publish(subject, encode(ProfileCall(steps), AUTHOR), reply=inbox)
+        await connection.nc.publish(subject, encode(call, AUTHOR), reply=inbox)
         return await _last_answer(answers, f"{role}.{n}", run, on_state)
     finally:
         await subscription.unsubscribe()

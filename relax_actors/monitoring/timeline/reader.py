@@ -116,7 +116,7 @@ def _take_turns(builder: Builder, cells: RowCells, session: int | None = None) -
         if session is None or turn.sample == session:
             tools, count = ", ".join(str(call.get("name")) for call in turn.calls), count + 1
             facts: dict[str, str | int] = {"tokens": turn.tokens, "tools": tools}
-            builder.take_turn(cells.row, (turn.sample, turn.number), begun, turn.time, facts)
+            builder.take_turn(cells.row, (turn.sample, turn.attempt, turn.number), begun, turn.time, facts)
     return count
 
 

@@ -66,6 +66,17 @@ const route = await import("./page/lib/route.js");
 assert.deepEqual(route.parse(location.hash), { view: "run", parameters: { run: "demo", with: "a&b" } });
 assert.equal(route.link("actors"), "#/actors?run=demo");
 assert.equal(route.link("run", { smooth: "", from: 3 }), "#/run?run=demo&from=3");
+// As in a browser: the address of a HashChangeEvent is empty unless it is given.
+globalThis.HashChangeEvent = class extends Event {
+  constructor(type, { oldURL = "", newURL = "" } = {}) { super(type); Object.assign(this, { oldURL, newURL }); }
+};
+globalThis.history = { replaceState: (_, __, to) => { location.hash = to; location.href = `http://127.0.0.1/${to}`; } };
+history.replaceState(null, "", "#/run?run=demo&with=a%26b");
+let seen = null;
+globalThis.dispatchEvent = (event) => { seen = event; };
+route.change({ sort: "-a", with: "" }, true);
+assert.equal(new URL(seen.oldURL).hash, "#/run?run=demo&with=a%26b");
+assert.equal(new URL(seen.newURL).hash, "#/run?run=demo&sort=-a");
 const format = await import("./page/lib/format.js");
 assert.deepEqual([0.123456, 1234, null, 1e-7].map(format.figure), ["0.1235", "1,234", "none yet", "1.000e-7"]);
 assert.deepEqual([10, 2048, 5 * 2 ** 30].map(format.bytes), ["10 B", "2.0 KiB", "5.0 GiB"]);
@@ -93,7 +104,7 @@ for (const text of ["rank:1", "every:0", "every:1.5", "outlier:x"]) {
   assert.equal(wrong.items.length, 30);
 }
 assert.match(choose("node:1", pool, facts, ["every"]).problem, /use every:/);
-const { sorted } = await import("./page/lib/table.js");
+const { sorted, sortable } = await import("./page/lib/table.js");
 const by = (sort, values) => sorted(values.map((a) => ({ a })), sort).map((row) => row.a);
 assert.deepEqual(by("a", [3, null, 1, 20]), [1, 3, 20, null]);
 assert.deepEqual(by("-a", [3, null, 1, 20]), [20, 3, 1, null]);
@@ -109,6 +120,19 @@ assert.equal(evaluation.short("a\\n  b"), "a b");
 assert.equal(evaluation.short("x".repeat(70)).length, 64);
 const actors = await import("./page/views/actors.js");
 const busy = { name: "c.0", rows: ["group.1.2"], waits_for: "" };
+const plain = { ...busy, activity: "", since: 1, restarts: 0, restarts_of_run: 0, gpus: "", phase: "ready" };
+const at = (name, figures) => ({ ...plain, name, figures });
+const fleet = [at("a.0", { busy: 0.2, rss_mib: 30 }), at("b.0", {}), at("c.0", { busy: 0.9, rss_mib: 4 })];
+const sortedBy = (sort) => sorted(fleet, sort, actors.COLUMNS).map((actor) => actor.name);
+assert.deepEqual(sortedBy("-busy"), ["c.0", "a.0", "b.0"]);
+assert.deepEqual(sortedBy("memory"), ["c.0", "a.0", "b.0"]);
+const fixed = actors.COLUMNS.filter((column) => !sortable(column, fleet)).map((column) => column.name);
+assert.deepEqual(fixed, ["incarnation", "pid"]);
+const anatomy = await import("./page/views/anatomy.js");
+const lived = (row, end) => ({ row, spans: [{ begin: 1, end: 2 }, { begin: 2, end }], versions: [], turns: [] });
+const byTime = sorted([lived("r.0", 3), lived("r.1", 12)], "-spans", anatomy.columns(0, 1)).map((each) => each.row);
+assert.deepEqual(byTime, ["r.1", "r.0"]);
+assert.equal(sortable({ name: "rewards" }, [{ rewards: [1, 0] }]), false);
 const idle = (name) => ({ name, rows: [], waits_for: "a row" });
 assert.deepEqual(actors.waits([busy, idle("a.0"), idle("b.0")]), [["a row", ["a.0", "b.0"]]]);
 """)

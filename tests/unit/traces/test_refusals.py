@@ -16,6 +16,8 @@ from relax_actors.traces.formats import FORMATS, trace_of
 from relax_actors.traces.write import write_traces
 from tests.support.traces import digits, own
 
+IMAGE = [{"type": "text", "text": "look"}, {"type": "image", "source": {"path": "a.png"}}]
+
 
 def step(number: int, context: list[int], tokens: list[int], **more: Any) -> dict[str, Any]:
     """Build a step of an agent, as another program writes it."""
@@ -104,6 +106,17 @@ def test_mask_of_openenv_decides_what_is_trained() -> None:
     assert (trace.prompt, trace.reward) == ("do it", None)
 
 
+def test_copied_turn_of_openenv_with_a_mask_of_0_is_context() -> None:
+    first, copied = call("a", [1, 2], [3, 4], [0, 0, 1, 1]), call("b", [1, 2], [3, 4], [0] * 4)
+    follows = call("c", [1, 2, 3, 4, 9], [5], [0] * 5 + [1])
+    for turns in ((first, copied, follows), (copied, first, follows), (copied, follows, first)):
+        (sequence,) = trace_of(openenv(*turns), "f").sequences
+        assert sequence.loss_mask.tolist() == [False, False, True, True, False, True]
+    partly = call("b", [1, 2], [3, 4], [0, 0, 0, 1])
+    with pytest.raises(TraceError, match=r"turn 1.*turn 0.*trained twice.*loss_mask"):
+        trace_of(openenv(first, partly), "f")
+
+
 def test_branches_of_a_graph_are_its_paths() -> None:
     first, second = branch([5, 6], [False, True]) | {"parent": 0}, branch([7], [True]) | {"parent": 1}
     summary = branch([8], [True]) | {"parent": 1, "semantic_parents": [{"node": 1, "type": "compaction_attempt"}]}
@@ -125,6 +138,9 @@ def test_branches_of_a_graph_are_its_paths() -> None:
         (atif(step(1, [1], [])), "step 1.*no completion tokens"),
         (atif(step(1, [], [2])), "step 1.*no prompt tokens"),
         (atif(step(1, [1], [2], llm_call_count=2)), "step 1.*2 calls"),
+        (atif(step(1, [1], [2], observation={"results": [{"content": IMAGE}]})), "step 1.*media.*image"),
+        (atif(step(1, [1], [2]), {"step_id": 2, "source": "user", "message": IMAGE}), "step 2.*media.*image"),
+        (openenv(call("a", [1], [2], [0, 1], request={"messages": [{"content": IMAGE}]})), "turn 0.*media.*image"),
         (atif(), "no step of the agent has token ids"),
         (atif(step(1, [1], [2]), extra={"reward": "good"}), "extra.reward.*good"),
         ({"schema_version": "ATIF-v2.0"}, "schema_version.*ATIF-v2.0"),

@@ -20,8 +20,9 @@ export function change(parameters, replace = false) {
   const route = parse(location.hash);
   const target = link(route.view, { ...route.parameters, ...parameters });
   if (replace) {
+    const before = location.href;
     history.replaceState(null, "", target);
-    dispatchEvent(new HashChangeEvent("hashchange"));
+    dispatchEvent(new HashChangeEvent("hashchange", { oldURL: before, newURL: location.href }));
   } else {
     location.hash = target;
   }

@@ -7,11 +7,25 @@ const ROW = 34;
 const WHOLE = 200;
 const MARGIN = 10;
 
-/** Return rows in the order of a column: of `name` ascending, of `-name` descending; unknown values come last. */
-export function sorted(rows, sort) {
+/** Whether rows can be sorted by a column: it has a `value`, or the field of its name is plain in all rows. */
+export function sortable(column, rows) {
+  if (column.value) return true;
+  const values = rows.map((row) => row[column.name]);
+  return values.some((value) => value !== undefined) && values.every((value) => value === null || typeof value !== "object");
+}
+
+/**
+ * Return rows in the order of a column: of `name` ascending, of `-name` descending; unknown values come last.
+ * A column with a `value` is sorted by it, others by the field of their name.
+ */
+export function sorted(rows, sort, columns = []) {
   if (!sort) return rows;
   const [name, sign] = sort.startsWith("-") ? [sort.slice(1), -1] : [sort, 1];
-  const of = (row) => (row[name] === null || row[name] === "" ? undefined : row[name]);
+  const value = columns.find((column) => column.name === name)?.value || ((row) => row[name]);
+  const of = (row) => {
+    const known = value(row);
+    return known === null || known === "" ? undefined : known;
+  };
   return [...rows].sort((a, b) => {
     const [x, y] = [of(a), of(b)];
     if (x === undefined || y === undefined) return Number(x === undefined) - Number(y === undefined);
@@ -30,7 +44,8 @@ function Head({ column: c, sort, canSort }) {
 /**
  * @param {object} props
  * @param {string} props.title caption, and name of saved files
- * @param {{name: string, label: string, number?: boolean, tight?: boolean, show?: (row: object) => any}[]} props.columns
+ * @param {{name: string, label: string, number?: boolean, tight?: boolean, show?: (row: object) => any,
+ *   value?: (row: object) => any}[]} props.columns `value` is a number or text to sort by, if the field `name` of a row is not
  * @param {object[]} props.rows
  * @param {(row: object) => string} [props.id] key of a row
  * @param {boolean} [props.cards] whether a narrow screen shows each row as a card
@@ -38,8 +53,8 @@ function Head({ column: c, sort, canSort }) {
  */
 export function Table({ title, columns, rows: given, id, cards = false, parameters = null }) {
   const box = useRef(null);
-  const sort = parameters?.sort && columns.some((c) => c.name === parameters.sort.replace(/^-/, "")) ? parameters.sort : "";
-  const rows = useMemo(() => sorted(given, sort), [given, sort]);
+  const sort = parameters?.sort && columns.some((c) => c.name === parameters.sort.replace(/^-/, "") && sortable(c, given)) ? parameters.sort : "";
+  const rows = useMemo(() => sorted(given, sort, columns), [given, sort]);
   const [sight, setSight] = useState([0, 60]);
   const virtual = rows.length > WHOLE;
   useEffect(() => {
@@ -53,7 +68,7 @@ export function Table({ title, columns, rows: given, id, cards = false, paramete
   }, [virtual]);
   const [first, last] = virtual ? [Math.min(sight[0], rows.length), Math.min(sight[1], rows.length)] : [0, rows.length];
   const space = (height) => height > 0 && html`<tr aria-hidden="true"><td colspan=${columns.length} style=${{ height: `${height}px`, padding: 0 }}></td></tr>`;
-  const values = () => rows.map((row) => columns.map((column) => row[column.name]));
+  const values = () => rows.map((row) => columns.map((c) => (c.value && !(c.name in row) ? c.value(row) : row[c.name])));
   return html`<section class="stack">
     <div class="row spread">
       <h3>${title}</h3>
@@ -64,7 +79,7 @@ export function Table({ title, columns, rows: given, id, cards = false, paramete
     </div>
     <div class="scroll" ref=${box} tabindex="0" role="region" aria-label=${title}>
       <table class=${cards ? "cards" : ""} aria-rowcount=${rows.length}>
-        <thead><tr>${columns.map((c) => html`<${Head} key=${c.name} column=${c} sort=${sort} canSort=${parameters !== null} />`)}</tr></thead>
+        <thead><tr>${columns.map((c) => html`<${Head} key=${c.name} column=${c} sort=${sort} canSort=${parameters !== null && sortable(c, given)} />`)}</tr></thead>
         <tbody>
           ${space(first * ROW)}
           ${rows.slice(first, last).map((row, i) => html`<tr key=${id ? id(row) : first + i}>

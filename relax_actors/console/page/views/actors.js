@@ -13,6 +13,11 @@ function phase(actor) {
   return html`<span class=${good ? "good" : actor.phase === "over" ? "dim" : "warn"}>${actor.phase.replaceAll("_", " ")}</span>`;
 }
 
+/** What `doing` shows, without the time. */
+function work(actor) {
+  return actor.rows.length || !actor.waits_for ? actor.activity : `waits for ${actor.waits_for}`;
+}
+
 function doing(actor) {
   if (actor.rows.length) return actor.activity;
   return actor.waits_for ? html`<span>waits for <b>${actor.waits_for}</b> for ${duration(actor.waiting_seconds)}</span>` : actor.activity;
@@ -20,18 +25,20 @@ function doing(actor) {
 
 const share = (value) => (value === undefined ? "" : `${Math.round(100 * value)} %`);
 
-const COLUMNS = [
+const restarts = (actor) => Math.max(actor.restarts, actor.restarts_of_run);
+
+export const COLUMNS = [
   { name: "name", label: "Actor", show: (actor) => html`<b>${actor.name}</b>` },
   { name: "phase", label: "State", tight: true, show: phase },
-  { name: "activity", label: "What it does", show: doing },
-  { name: "since", label: "For", tight: true, show: (actor) => (actor.since ? duration(now() - actor.since) : "") },
-  { name: "restarts_of_run", label: "Restarts", number: true, show: (actor) => figure(Math.max(actor.restarts, actor.restarts_of_run)) },
+  { name: "activity", label: "What it does", value: work, show: doing },
+  { name: "since", label: "For", tight: true, value: (actor) => (actor.since ? -actor.since : undefined), show: (actor) => (actor.since ? duration(now() - actor.since) : "") },
+  { name: "restarts_of_run", label: "Restarts", number: true, value: restarts, show: (actor) => figure(restarts(actor)) },
   { name: "incarnation", label: "Incarnation", number: true, show: (actor) => actor.incarnation ?? "" },
   { name: "pid", label: "Process", number: true, show: (actor) => actor.pid ?? "" },
   { name: "gpus", label: "Devices" },
-  { name: "busy", label: "Busy", number: true, show: (actor) => share(actor.figures.busy) },
-  { name: "rate", label: "Rows/s", number: true, show: (actor) => (actor.figures.rows_per_second === undefined ? "" : figure(actor.figures.rows_per_second)) },
-  { name: "memory", label: "Most memory", number: true, show: (actor) => (actor.figures.rss_mib === undefined ? "" : `${figure(actor.figures.rss_mib)} MiB`) },
+  { name: "busy", label: "Busy", number: true, value: (actor) => actor.figures.busy, show: (actor) => share(actor.figures.busy) },
+  { name: "rate", label: "Rows/s", number: true, value: (actor) => actor.figures.rows_per_second, show: (actor) => (actor.figures.rows_per_second === undefined ? "" : figure(actor.figures.rows_per_second)) },
+  { name: "memory", label: "Most memory", number: true, value: (actor) => actor.figures.rss_mib, show: (actor) => (actor.figures.rss_mib === undefined ? "" : `${figure(actor.figures.rss_mib)} MiB`) },
 ];
 
 const OVER = ["name", "phase", "restarts_of_run", "memory"];

@@ -31,12 +31,15 @@ function Lane({ lane, from, to }) {
   </div>`;
 }
 
-function columns(from, to) {
+const length = (lane) => (lane.spans.length ? lane.spans.at(-1).end - lane.spans[0].begin : 0);
+const byVersion = (lane) => lane.versions.map(([version, count]) => `${version}: ${figure(count)}`).join(", ");
+
+export function columns(from, to) {
   return [
     { name: "row", label: "Sample", tight: true, show: (lane) => html`<a href=${link("sample", { row: lane.row, sample: lane.sample || "" })}>${lane.row}, ${lane.sample}</a>` },
-    { name: "spans", label: "Time", show: (lane) => html`<${Lane} lane=${lane} from=${from} to=${to} />` },
-    { name: "versions", label: "Tokens by version", show: (lane) => lane.versions.map(([version, count]) => `${version}: ${figure(count)}`).join(", ") },
-    { name: "tools", label: "Turns and tools", show: (lane) => (lane.turns.length ? `${figure(lane.turns.length)} turns${lane.turns.some((t) => t.calls.length) ? `; ${[...new Set(lane.turns.flatMap((t) => t.calls))].join(", ")}` : ""}` : "") },
+    { name: "spans", label: "Time", value: length, show: (lane) => html`<${Lane} lane=${lane} from=${from} to=${to} />` },
+    { name: "versions", label: "Tokens by version", value: byVersion, show: byVersion },
+    { name: "tools", label: "Turns and tools", value: (lane) => lane.turns.length, show: (lane) => (lane.turns.length ? `${figure(lane.turns.length)} turns${lane.turns.some((t) => t.calls.length) ? `; ${[...new Set(lane.turns.flatMap((t) => t.calls))].join(", ")}` : ""}` : "") },
     { name: "reward", label: "Reward", number: true, show: (lane) => (lane.reward === null ? "" : figure(lane.reward)) },
     { name: "trained", label: "Trained tokens", number: true, show: (lane) => (lane.trained ? figure(lane.trained) : "none") },
     { name: "finish_reason", label: "Ended by" },
@@ -48,8 +51,7 @@ const KEYS = ["role", "every", "outlier"];
 /** What a lane is picked by; an outlier is a sample whose row took long. */
 function facts(lane) {
   const actors = [...lane.spans, ...lane.turns].map((each) => each.actor.split("#")[0]).filter(Boolean);
-  const measure = lane.spans.length ? lane.spans.at(-1).end - lane.spans[0].begin : 0;
-  return { actors, measure, text: `${lane.row} ${lane.finish_reason} ${lane.turns.flatMap((turn) => turn.calls).join(" ")}` };
+  return { actors, measure: length(lane), text: `${lane.row} ${lane.finish_reason} ${lane.turns.flatMap((turn) => turn.calls).join(" ")}` };
 }
 
 export default function AnatomyView({ run, parameters, pulse }) {

@@ -125,11 +125,13 @@ function fields(body) {
     .map(([name, value]) => `${words(name)} ${typeof value === "object" ? JSON.stringify(value) : figure(value)}`).join(", ").slice(0, 300);
 }
 
+const said = (event) => event.text || fields(event.body);
+
 const EVENTS = [
   { name: "time", label: "Time", tight: true, show: (event) => clock(event.time) },
   { name: "sender", label: "Actor" },
   { name: "kind", label: "Event", show: (event) => words(event.kind) },
-  { name: "text", label: "What happened", show: (event) => event.text || fields(event.body) },
+  { name: "text", label: "What happened", value: said, show: said },
   { name: "sequence", label: "Sequence", number: true },
 ];
 

@@ -14,6 +14,7 @@ const LABEL = 130;
 const AXIS = 22;
 const COLOURS = 8;
 const FEW = 4;
+const AFTER_WHEEL = 200; // milliseconds
 const KEYS = ["role", "node", "every", "outlier"];
 
 /** First index whose value is at least `wanted`, in ascending values. */
@@ -143,7 +144,8 @@ const COLUMNS = [
   { name: "longest", label: "Longest", number: true, show: (each) => figure(Number(each.longest.toFixed(3))) },
 ];
 
-function Canvas({ data, lanes, view, setView, theme, onPick }) {
+function Canvas({ data, lanes, own, theme, onPick }) {
+  const { view, show, settle } = own;
   const box = useRef(null);
   const canvas = useRef(null);
   const drag = useRef(null);
@@ -166,21 +168,25 @@ function Canvas({ data, lanes, view, setView, theme, onPick }) {
   const wheel = (event) => {
     if (!event.ctrlKey && !event.shiftKey) return;
     event.preventDefault();
-    setView(zoomed(view, event.deltaY > 0 ? 1.25 : 0.8, timeAt(event)));
+    show(zoomed(view, event.deltaY > 0 ? 1.25 : 0.8, timeAt(event)), AFTER_WHEEL);
   };
   const move = (event) => {
     if (!drag.current) { pick(event); return; }
     const edge = canvas.current.getBoundingClientRect();
     const by = ((event.clientX - drag.current.x) / (edge.width - LABEL)) * (drag.current.to - drag.current.from);
-    setView({ from: drag.current.from - by, to: drag.current.to - by });
+    show({ from: drag.current.from - by, to: drag.current.to - by });
+  };
+  const release = () => {
+    if (drag.current && (drag.current.from !== view.from || drag.current.to !== view.to)) settle(view);
+    drag.current = null;
   };
   const height = Math.min(560, AXIS + lanes.length * ROW + 4);
   const style = { height: `${height}px`, width: "100%", position: "sticky", top: 0, display: "block", touchAction: "pan-y" };
   return html`<div ref=${box} onScroll=${repaint} tabindex="0" aria-label="lanes" style=${{ height: `${height}px`, overflowY: "auto" }}>
     <div style=${{ height: `${AXIS + lanes.length * ROW}px` }}>
       <canvas ref=${canvas} style=${style} role="img" aria-label=${`${counted(lanes.length, "lane")} over ${figure(Number((view.to - view.from).toFixed(2)))} s; the table below has the times`}
-        onWheel=${wheel} onPointerMove=${move} onPointerLeave=${() => { drag.current = null; }} onPointerUp=${() => { drag.current = null; }}
-        onPointerDown=${(event) => { drag.current = { x: event.clientX, ...view }; }} onDblClick=${(event) => setView(zoomed(view, 0.5, timeAt(event)))}></canvas>
+        onWheel=${wheel} onPointerMove=${move} onPointerLeave=${release} onPointerUp=${release}
+        onPointerDown=${(event) => { drag.current = { x: event.clientX, ...view }; }} onDblClick=${(event) => settle(zoomed(view, 0.5, timeAt(event)))}></canvas>
     </div>
   </div>`;
 }
@@ -188,6 +194,30 @@ function Canvas({ data, lanes, view, setView, theme, onPick }) {
 /** A view zoomed around a time. */
 export function zoomed(view, factor, around) {
   return { from: around - (around - view.from) * factor, to: around + (view.to - around) * factor };
+}
+
+/**
+ * The part of the timeline in sight. The link keeps it; a drag or a wheel only changes the state and settles at its end,
+ * since browsers limit how often a page may change its link.
+ * @returns {{view: object, show: (view: object, milliseconds?: number) => void, settle: (view: ?object) => void}}
+ *   `show` changes the state, and settles when the time is over; `settle` changes the link, and null shows the whole timeline
+ */
+function useOwnView(parameters, whole) {
+  const [shown, setShown] = useState(null);
+  const timer = useRef(0);
+  const drop = () => { clearTimeout(timer.current); setShown(null); };
+  useEffect(() => drop, [parameters.step]);
+  const settle = (next) => {
+    drop();
+    change(next ? { from: next.from.toFixed(6), to: next.to.toFixed(6) } : { from: "", to: "" }, true);
+  };
+  const show = (next, milliseconds) => {
+    clearTimeout(timer.current);
+    setShown(next);
+    if (milliseconds) timer.current = setTimeout(() => settle(next), milliseconds);
+  };
+  const [from, to] = [Number(parameters.from), Number(parameters.to)];
+  return { view: shown || (parameters.to !== undefined && to > from ? { from, to } : whole), show, settle };
 }
 
 function Picked({ data, picked }) {
@@ -223,11 +253,10 @@ export default function TimelineView({ run, parameters, theme }) {
   const shown = useMemo(() => choose(parameters.pick, all, factsOf(actors.data), KEYS), [all, parameters.pick, actors.data]);
   const lanes = shown.items;
   const whole = { from: 0, to: data ? Math.max(1e-3, data.end - data.begin) : 1 };
-  const [from, to] = [Number(parameters.from), Number(parameters.to)];
-  const view = parameters.to !== undefined && to > from ? { from, to } : whole;
-  const setOwn = (next) => change(next ? { from: next.from.toFixed(6), to: next.to.toFixed(6) } : { from: "", to: "" }, true);
+  const own = useOwnView(parameters, whole);
+  const { view, settle } = own;
   const middle = (view.from + view.to) / 2;
-  const shift = (share) => setOwn({ from: view.from + share * (view.to - view.from), to: view.to + share * (view.to - view.from) });
+  const shift = (share) => settle({ from: view.from + share * (view.to - view.from), to: view.to + share * (view.to - view.from) });
   const place = useRef(null);
   const sums = useMemo(() => (data ? totals(data) : []), [data]);
   return html`<div class="stack">
@@ -235,11 +264,11 @@ export default function TimelineView({ run, parameters, theme }) {
       <div class="row">
         <label>Step <input type="number" min="0" value=${parameters.step ?? ""} placeholder="all" onChange=${(e) => change({ step: e.target.value, from: "", to: "" })} /></label>
         <button onClick=${() => setAsked(asked + 1)}>Read again</button>
-        <button onClick=${() => setOwn(zoomed(view, 0.5, middle))}>Zoom in</button>
-        <button onClick=${() => setOwn(zoomed(view, 2, middle))}>Zoom out</button>
+        <button onClick=${() => settle(zoomed(view, 0.5, middle))}>Zoom in</button>
+        <button onClick=${() => settle(zoomed(view, 2, middle))}>Zoom out</button>
         <button onClick=${() => shift(-0.5)}>Earlier</button>
         <button onClick=${() => shift(0.5)}>Later</button>
-        <button onClick=${() => setOwn(null)}>All</button>
+        <button onClick=${() => settle(null)}>All</button>
         <button aria-label="save the timeline as JSON" onClick=${() => saveJson("timeline", data)}>JSON</button>
         <button aria-label="save the timeline as PNG" onClick=${() => savePng("timeline", place.current.querySelector("canvas"))}>PNG</button>
       </div></div>
@@ -249,7 +278,7 @@ export default function TimelineView({ run, parameters, theme }) {
       <${Pick} parameters=${parameters} found=${shown} total=${all.length} keys=${KEYS} measure="busy time" />
       <p class="dim">${clock(data.begin)} to ${clock(data.end)}, by the broker's clock. Rows are shown as long as the table has them.${data.left_out ? ` ${counted(data.left_out, "older span")} left out.` : ""} <code>relax timeline ${run} trace.json</code> writes a file for Perfetto.</p>
       <div class="legend">${data.names.map((name, i) => html`<span key=${name}><i style=${{ background: `var(--c${i % COLOURS})` }}></i>${name}</span>`)}</div>
-      <div class="panel" ref=${place}><${Canvas} data=${data} lanes=${lanes} view=${view} setView=${setOwn} theme=${theme} onPick=${setPicked} /></div>
+      <div class="panel" ref=${place}><${Canvas} data=${data} lanes=${lanes} own=${own} theme=${theme} onPick=${setPicked} /></div>
       <${Picked} data=${data} picked=${picked} />
       <${Table} title="Time by actor" columns=${COLUMNS} rows=${sums} id=${(each) => each.key} parameters=${parameters} cards />
       ${data.instants.length > 0 && html`<section class="panel"><h3>Events</h3><ul>${data.instants.slice(-50).map((each, i) => html`<li key=${i}>${clock(each.time)} ${each.actor} ${each.name}${each.name === "profiled" ? html`: <${Profiles} run=${run} names=${each.detail.split(", ")} />` : each.detail ? `: ${each.detail}` : ""}</li>`)}</ul></section>`}`}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -279,6 +280,33 @@ def run_adapter(
     with without_memory():
         model = build_critic(folder, seed=0, device=None) if heads else build(folder, device=None)
     modules = modules_of(model, form_of(section), heads)
+    return MegatronAdapter(chunks, conversion, modules, _common_fingerprint(folder), config.run.seed)
+
+
+def _common_fingerprint(folder: Path) -> str:
+    """Return the fingerprint of the base, which the first rank of each node reads; collective."""
+    nodes = all_gather_messages(socket.gethostname())
+    is_first = nodes.index(nodes[distributed.get_rank()]) == distributed.get_rank()
     files = sorted(folder.glob("*.safetensors"))
-    (fingerprint, *_) = all_gather_messages(weights.fingerprint_of_files(files) if distributed.get_rank() == 0 else "")
-    return MegatronAdapter(chunks, conversion, modules, fingerprint, config.run.seed)
+    found = all_gather_messages(weights.fingerprint_of_files(files) if is_first else "")
+    return one_base({node: own for node, own in zip(nodes, found, strict=True) if own})
+
+
+def one_base(fingerprints: Mapping[str, str]) -> str:
+    """Return the fingerprint of the base that the nodes of a trainer share.
+
+    Args:
+        fingerprints: by name of the node.
+
+    Raises:
+        ConfigError: a node has another base.
+    """
+    (first, expected), *others = fingerprints.items()
+    for node, own in others:
+        if own != expected:
+            msg = (
+                f"the base in model.path has fingerprint {own} on node {node}, and {expected} on node {first}: ranks "
+                "would train an adapter of a mixture of both; copy the same files to all nodes"
+            )
+            raise ConfigError(msg)
+    return expected

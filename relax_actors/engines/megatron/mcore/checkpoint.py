@@ -139,7 +139,8 @@ def load(folder: Path, state: RankState) -> None:
     metadata = _metadata(folder)
     state.optimizer.group_step = metadata["group_step"]
     state.optimizer.loss_scale = LossScale(**metadata["loss_scale"])
-    state.optimizer.updates = metadata["updates"]
+    # Only dropped inputs of an adapter depend on it; checkpoints without it hold no adapter.
+    state.optimizer.updates = metadata.get("updates", 0)
 
 
 def _metadata(folder: Path) -> Any:

@@ -130,6 +130,8 @@ class Update:
         batches = self._schedule.micro_batches(samples)
         reference: dict[int, Tensor] = {}
         if self.reference is not None and samples[0].reference_logprobs is None:
+            if self._replay is not None:  # the reference of an adapter is the model in training, with its routers
+                self._replay.begin(replays=False, trains=False)
             with self.reference.models() as models:
                 reference = self._schedule.score(models, batches, samples, progress)
         self._local += self._measure_without_replay(samples, batches, progress)

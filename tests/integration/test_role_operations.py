@@ -1,0 +1,142 @@
+"""Operations on the roles of a run, over all that may go wrong between their cells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from broker.connection import Connection
+from broker.errors import BrokerError
+from broker.table import Table
+from relax_actors.config import Config
+from relax_actors.messages.operations import OperationPlan, OperationRequest
+from relax_actors.operations import OperationLog, State
+from relax_actors.runtime.user_code import code_files, keep_code
+from relax_actors.supervision.assignment import Assignment, Code
+from relax_actors.supervision.operations import TRIAL_CRASHES
+from tests.support.executors import Executor, begun, saved_run
+from tests.support.running import SUPPORT
+
+Start: TypeAlias = Callable[..., Executor]
+ACTOR = {"actor": "tiny_lengths.Lengths"}
+SECTION = "roles.lengths.actor=tiny_lengths.Lengths"
+PLAN = OperationPlan(0, "main", 0, 1, ["lengths.0"])
+REMOVAL = OperationPlan(0, "main", 1, 0, ["lengths.0"])
+
+
+@pytest.fixture
+def start(table: Table, connection: Connection, tmp_path: Path) -> Start:
+    """Save the configuration of a run."""
+    return partial(saved_run, table, connection, tmp_path / "run")
+
+
+def addition(**settings: object) -> OperationRequest:
+    return OperationRequest("add_role", "lengths", settings=json.dumps({**ACTOR, **settings}), seconds=30.0)
+
+
+def assignment(run: Executor) -> Assignment:
+    return Assignment.load(run.folder, run.folder.load_config())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"), [({"secrets": ["API_KEY"]}, "gets no secrets"), ({"gpus": 1}, "computes on GPUs")]
+)
+def test_planned_addition_of_another_author_is_checked_as_well(
+    start: Start, settings: dict[str, object], said: str
+) -> None:
+    run = start()
+    run.node(0, "main", "rollout.0")
+    # Whoever may request an operation may write the cell with its plan as well.
+    number = begun(run, addition(**settings), State.CREATING, PLAN)
+    run.root().step()
+    failed = run.operation(number)
+    assert (failed.state, said in failed.reason) == (State.FAILED, True), failed.reason
+    assert "lengths" not in run.folder.load_config().roles
+    assert "lengths" not in assignment(run).roles
+
+
+def test_addition_that_the_broker_refuses_delays_no_other_operation(start: Start) -> None:
+    run = start()
+    run.node(0, "main", "rollout.0")
+
+    def refuse(config: Config) -> None:
+        if "lengths" in config.roles:
+            msg = "user lengths: authorization violation"
+            raise BrokerError(msg)
+
+    run.open_run = refuse
+    number = begun(run, addition(), State.CREATING, PLAN)
+    other = OperationLog(run.table).request(OperationRequest("scale", target=2)).id
+    root = run.root()
+    root.step()
+    assert (run.operation(number).state, run.operation(other).state) == (State.CREATING, State.CREATING)
+    run.seconds += 31
+    root.step()
+    assert run.operation(number).state is State.FAILED
+    assert "authorization violation; an external server must reload" in run.operation(number).reason
+
+
+def test_failed_removal_of_a_role_that_is_gone_stops_no_operation(start: Start) -> None:
+    run = start(SECTION)
+    run.node(0, "main", "rollout.0", "lengths.0")
+    root = run.root()
+    number = begun(run, OperationRequest("remove_role", "lengths"), State.DRAINING, REMOVAL)
+    root.step()
+    assert "lengths" not in run.folder.load_config().roles
+    assert OperationLog(run.table).advance(number, State.FAILED, reason="a test") is not None
+    other = OperationLog(run.table).request(OperationRequest("scale", target=2)).id
+    root.step()
+    assert run.operation(other).state is State.CREATING
+
+
+def test_role_with_actors_on_another_node_is_not_removed(start: Start) -> None:
+    run = start(SECTION)
+    run.node(0, "main", "rollout.0", "lengths.0")
+    run.node(1, "far", "lengths.1000")
+    number = OperationLog(run.table).request(OperationRequest("remove_role", "lengths")).id
+    run.root().step()
+    failed = run.operation(number)
+    assert (failed.state, "node 1 far has actors of lengths" in failed.reason) == (State.FAILED, True), failed.reason
+    assert "lengths" in run.folder.load_config().roles
+
+
+def test_removed_role_leaves_no_copy_of_its_code_for_a_later_addition(start: Start) -> None:
+    run = start(SECTION)
+    node = assignment(run)
+    codes = {"lengths.0": Code("old", "1"), "lengths": Code("old"), "reward.0": Code("own", "2")}
+    gone = Assignment(0, "main", node.roles, code=codes, kept={"lengths": "old"}, on_probation=["lengths.0"])
+    left = gone.without_role("lengths")
+    assert (left.code, left.kept, left.on_probation) == ({"reward.0": Code("own", "2")}, {}, [])
+
+
+def replacing(run: Executor) -> int:
+    """Begin a replacement of the code of the role, and return its number."""
+    config = run.folder.load_config()
+    version = keep_code(config.store_path, code_files(config, "lengths", SUPPORT))
+    plan = OperationPlan(0, "main", 1, 1, ["lengths.0"], version, version)
+    return begun(run, OperationRequest("replace_role", "lengths"), State.REPLACING, plan)
+
+
+def test_former_crashes_of_an_actor_do_not_count_against_its_new_code(start: Start) -> None:
+    run = start(SECTION)
+    run.node(0, "main", "rollout.0", "lengths.0", crashes=TRIAL_CRASHES, since=1.0)
+    root, number = run.root(), replacing(run)
+    root.step()
+    assert run.operation(number).state is State.REPLACING
+    entry = assignment(run).code["lengths.0"]
+    assert entry.since == str(number)
+    later = run.operation(number).times[State.REPLACING] + 1
+    run.node(0, "main", "lengths.0", crashes=TRIAL_CRASHES, since=later)
+    root.step()
+    assert run.operation(number).state is State.REPLACING, "the actor has ended with the former code"
+    run.node(0, "main", "lengths.0", crashes=TRIAL_CRASHES, since=later, code_since=entry.since)
+    root.step()
+    assert run.operation(number).state is State.RETURNING
+    # Actors that start later must not import the files that failed.
+    root.step()
+    assert assignment(run).code_of("lengths.7") == Code(entry.version)
