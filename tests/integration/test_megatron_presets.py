@@ -28,9 +28,12 @@ DISTILLING: dict[str, dict[str, Any]] = {
     name: {"distil": {"place": "loss", "coefficient": 1.0, **settings}} for name, settings in DISTILLED.items()
 }
 WITH_ENTROPY = {"JSD and entropy": {**DISTILLING["JSD"], "entropy": {"coefficient": 0.1}}}
+OBSERVING = {"observations": losses()["observations"]}
+# Reward models are trained by the torch engine alone.
+OF_POLICY = {name: settings for name, settings in losses().items() if settings.get("head") != "scores"}
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
-    "dp2": ({}, losses() | DISTILLING | WITH_ENTROPY),
-    "tp2": ({"tensor_parallel": 2}, DISTILLING | WITH_ENTROPY | {"grpo": {}}),
+    "dp2": ({}, OF_POLICY | DISTILLING | WITH_ENTROPY),
+    "tp2": ({"tensor_parallel": 2}, DISTILLING | WITH_ENTROPY | OBSERVING | {"grpo": {}}),
     "tp2_sp": ({"tensor_parallel": 2, "sequence_parallel": True}, DISTILLING),
     "cp2": ({"context_parallel": 2}, DISTILLING | WITH_ENTROPY),
     "pp2": ({"pipeline_parallel": 2}, DISTILLING),

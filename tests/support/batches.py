@@ -120,6 +120,14 @@ def routed(batch: Sequence[TrainSample], seed: int, moe: dict[str, Any], missing
     return [replace(sample, routed_experts=drawn(len(sample) - 1)) for sample in batch]
 
 
+def observing(sample: TrainSample) -> TrainSample:
+    """Train every other token that follows a trained one and is not trained itself, as an observation."""
+    mask = sample.loss_mask
+    observed = ~mask & (np.cumsum(mask) > 0) & (np.arange(len(mask)) % 2 == 0)
+    count = sample.sample_tokens or sample.trained
+    return replace(sample, loss_mask=mask | observed, observed=observed, sample_tokens=count)
+
+
 def two_rows() -> list[TrainSample]:
     """Draw 6 sequences with random masks in 2 rows; the first sample of each row has two sequences."""
     random, found = np.random.default_rng(1), []

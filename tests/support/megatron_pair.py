@@ -20,7 +20,7 @@ from relax_actors.config import Config
 from relax_actors.config.load import validate
 from relax_actors.engines.protocols import TrainingEngine, TrainSample
 from relax_actors.weights import files as weights
-from tests.support.batches import two_rows
+from tests.support.batches import observing, two_rows
 from tests.support.models import VOCABULARY
 
 RANKS = 2
@@ -46,12 +46,22 @@ def taught(samples: list[TrainSample], k: int | None) -> list[TrainSample]:
     return found
 
 
+def supervised(samples: list[TrainSample], config: Config) -> list[TrainSample]:
+    """Add what the terms beside the policy loss read: factors of tokens, observations, log-probs of a teacher."""
+    algorithm, random = config.algorithm, np.random.default_rng(11)
+    if algorithm.positive_nll or algorithm.observation_nll:
+        factors = [random.uniform(0, 2, len(sample)).astype(np.float32) for sample in samples]
+        samples = [replace(sample, imitated=own) for sample, own in zip(samples, factors, strict=True)]
+    if algorithm.observation_nll:
+        samples = [observing(sample) for sample in samples]
+    return taught(samples, algorithm.distil.top_k) if algorithm.distil.place == "loss" else samples
+
+
 def trained_once(engine: TrainingEngine, config: Config, path: Path) -> dict[str, float]:
     """Train one step from the weights of seed 5, and write the weights; returns the metrics."""
-    distil, samples = config.algorithm.distil, two_rows()
     engine.initialise(5)
     engine.finish_warm_start()
-    engine.accumulate(taught(samples, distil.top_k) if distil.place == "loss" else samples, nothing)
+    engine.accumulate(supervised(two_rows(), config), nothing)
     metrics = dict(engine.step(0, nothing).metrics)
     engine.publish(path)
     return metrics

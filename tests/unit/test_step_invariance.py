@@ -37,7 +37,7 @@ from relax_actors.engines.torch.step_facts import (
     step_facts,
     unpack_records,
 )
-from tests.support.batches import two_rows
+from tests.support.batches import observing, two_rows
 from tests.unit.test_masked_training import config_of, nothing
 
 SETTINGS = (
@@ -221,14 +221,6 @@ def labelled(samples: list[TrainSample], chosen: dict[str, Any]) -> list[TrainSa
     if chosen.get("head") != "scores":
         return samples
     return [replace(sample, targets=(np.arange(len(sample)) % 2).astype(np.float32)) for sample in samples]
-
-
-def observing(sample: TrainSample) -> TrainSample:
-    """Train every other token that follows a trained one and is not trained itself, as an observation."""
-    mask = sample.loss_mask
-    observed = ~mask & (np.cumsum(mask) > 0) & (np.arange(len(mask)) % 2 == 0)
-    counts = {"sample_tokens": sample.sample_tokens or sample.trained, "row_tokens": sample.row_tokens}
-    return replace(sample, loss_mask=mask | observed, observed=observed, **counts)
 
 
 TWO_ROWS = Step((), 1, 14, by_row=True, places=(0, 3, 4, 1, 3, 0), ranks=2)
