@@ -7,6 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from relax_actors.messages import Weights
 from relax_actors.messages.operations import OperationRequest
 from relax_actors.operations import OperationLog, State
 from relax_actors.operations.states import IN, OUT
@@ -42,6 +43,8 @@ COOLDOWNS = ("autoscaler.out_cooldown=0", "autoscaler.in_cooldown=0")
 
 def ends_well(run: Run, calm: Run) -> None:
     """Stop a run; check that it lost nothing, left nothing, and has the weights of an undisturbed one."""
+    # Kills may have come before the first step.
+    wait_until(lambda: (last := run.table.fetch_last("weights", Weights)) and last.version > 0, "a trained step", 120)
     port = port_of(run)
     run.end_in_order()
     wait_until(lambda: not leftovers(run, port), "end of all processes", 30)
