@@ -14,9 +14,8 @@ from relax_actors.engines.sglang import launch
 from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.isolation.janitor import segments
 from tests.chaos.test_crash_equivalence import kill_at
-from tests.support.adapters import base_folder
 from tests.support.faults import command_of, story_of, wait_for_cell
-from tests.support.running import IMAGES, SUPPORT, TINY, Run, processes_of, relax, wait_until
+from tests.support.running import IMAGES, TINY, Run, processes_of, relax, wait_until
 from tests.support.sglang_servers import members, skip_if_missing
 
 skip_if_missing()
@@ -88,17 +87,12 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     wait_until(lambda: removed(used), "removal of the servers' segments", 10)
 
 
-SAMPLED = ("rollout.group_size=4", "rollout.max_tokens=6", "reward.function=tiny_tasks.share_of_sevens")
-ADAPTER = SUPPORT / "tiny_adapter.toml"
-
-
-@pytest.mark.parametrize("config", [TINY, IMAGES, ADAPTER], ids=["text", "images", "adapter"])
+@pytest.mark.parametrize("config", [TINY, IMAGES], ids=["text", "images"])
 def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
-    make_run: MakeRun, tmp_path: Path, config: Path
+    make_run: MakeRun, config: Path
 ) -> None:
-    base = (f"model.path={base_folder(tmp_path)}", *SAMPLED) if config == ADAPTER else ()
-    alone = make_run("calm", *ON_POLICY, *base, config=config).complete(LONG)["weights_fingerprint"]
-    run = make_run("killed", *ON_POLICY, *base, config=config).start()
+    alone = make_run("calm", *ON_POLICY, config=config).complete(LONG)["weights_fingerprint"]
+    run = make_run("killed", *ON_POLICY, config=config).start()
     wait_for_cell(run, "batch.0", 400)  # the server has started
     kill_at(run, "rollout.0", "weights.1")
     wait_for_cell(run, "weights.2", 200)
