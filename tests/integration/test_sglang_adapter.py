@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +99,6 @@ def test_log_probs_of_a_server_move_with_the_adapter_and_are_the_trainers(
         check_versions(engine, begun(TorchEngine(config)), tmp_path)
     (name,) = loaded(kept)  # adapters of older versions were unloaded
     assert name.startswith("2:")
-
-
-def test_external_server_with_other_weights_reads_the_base_from_the_runs_folder(kept: Kept, tmp_path: Path) -> None:
-    external = replace(kept.record, process_group=0, start_ticks=0)
-    server = Server(external)
-    server.load_files(base_folder(tmp_path, WITH_BIASES, seed=8), "other weights")
-    server.close()
-    with engine_of(kept, loader_of(kept.config), find=lambda: external) as engine:
-        check_versions(engine, begun(TorchEngine(kept.config)), tmp_path)
-    assert not (kept.config.folder / "shared").exists()
 
 
 def test_samples_in_progress_continue_with_the_next_adapter(kept: Kept, tmp_path: Path) -> None:
