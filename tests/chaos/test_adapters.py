@@ -70,7 +70,8 @@ def test_killed_run_ends_with_the_same_adapter(make_run: Callable[..., Run], tmp
     settings, victims = KINDS[kind]
     given = (f"model.path={base_folder(tmp_path)}", *settings)
     calm = make_run("calm", *given, config=CONFIG)
-    # The saved modules drift far from the reference in so few steps, as `relax doctor` says.
+    # With KL as a part of the loss the policy drifts far from the reference in so few steps, as `relax doctor` says:
+    # 0.64 nats a token, and 0.54 without saved modules.
     expected = calm.complete() if kind == "saved modules" else calm.complete_healthy()
     run = make_run("killed", *given, *FAST, config=CONFIG).start()
     for step, victim in zip((0, 2, 4), cycle(victims), strict=False):
