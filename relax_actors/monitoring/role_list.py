@@ -60,8 +60,8 @@ def lines_of(roles: list[dict[str, Any]]) -> list[str]:
     lines = []
     for role in roles:
         versions = ", ".join(sorted({actor["code"] for actor in role["actors"]} - {""}))
-        columns = f"{', '.join(role['reads']) or '-'} -> {', '.join(role['writes']) or '-'}"
         count = len(role["actors"])
-        what = f"{count} actor{'' if count == 1 else 's'}" + (f", code {versions}" if versions else "")
-        lines.append(f"{role['role']:<14} {columns:<40} {what}")
+        actors = f"{count} actor{'' if count == 1 else 's'}" + (f", code {versions}" if versions else "")
+        columns = f"{', '.join(role['reads']) or '-'} -> {', '.join(role['writes']) or '-'}"
+        lines.append(f"{role['role']:<14} {actors:<32} {columns}")
     return lines
