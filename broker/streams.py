@@ -310,7 +310,7 @@ async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerCon
 
 
 async def remove_consumer(connection: Connection, stream: str, name: str) -> None:
-    """Remove a durable consumer; one that does not exist is as good as removed."""
+    """Remove a durable consumer, if it exists."""
 
     async def remove() -> None:
         with suppress(NotFoundError):

@@ -73,7 +73,7 @@ class ProfileRequests:
 
     Args:
         context: context of the actor.
-        engine: engine of the actor; one that is no `SupportsProfile` has every request refused.
+        engine: engine of the actor; requests are refused unless it is a `SupportsProfile`.
     """
 
     def __init__(self, context: Context, engine: object) -> None:

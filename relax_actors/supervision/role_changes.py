@@ -175,7 +175,7 @@ class RoleChanges:
 
     @property
     def has_left(self) -> bool:
-        """Whether roles are gone that may have left consumers and credentials."""
+        """Whether consumers and credentials of removed roles may be left."""
         return bool(self._left)
 
     def clean_up(self, children: Mapping[str, Any], leases: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Parts of megatron-core's linear layers that have adapters of their own, since transformers stores them as layers.
 
-Queries, keys and values are one layer of megatron-core, gate and up projection another one. An adapter has A and B for
+Queries, keys and values are one layer of megatron-core, gate and up projection a second. An adapter has A and B for
 each layer of transformers, so that the numbers, the published names and PEFT's files are those of the torch engine.
 """
 

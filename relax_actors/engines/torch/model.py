@@ -186,7 +186,7 @@ def is_shared(tensor: Tensor) -> bool:
 
 @torch.no_grad()
 def copy_tensor(own: Any, tensor: Any) -> None:
-    """Copy a tensor into another one, of which this rank may have some rows only."""
+    """Copy a tensor into a second, of which this rank may have some rows only."""
     if not is_shared(own):
         own.copy_(tensor)
     else:

@@ -26,10 +26,10 @@ from relax_actors.engines.torch.lora_linear import POLICY, REFERENCE, LowRank, S
 class LayerAdapter:
     """Adapters of the parts of one linear layer, added to its outputs: W x + b + s B A drop(x).
 
-    A layer that shares its outputs with other ranks (`ColumnParallelLinear`) has all of A and its rows of B; one that
-    shares its inputs (`RowParallelLinear`) has its columns of A and all of B. Ranks exchange only the `rank` numbers of
-    a token between A and B. With sequence parallelism the matrix that sees a part of the sequence gets its gradient
-    summed over the ranks by megatron-core, as norms do.
+    A layer that shares its outputs with other ranks (`ColumnParallelLinear`) has all of A and its rows of B; a layer
+    that shares its inputs (`RowParallelLinear`) has its columns of A and all of B. Ranks exchange only the `rank`
+    numbers of a token between A and B. With sequence parallelism the matrix that sees a part of the sequence gets its
+    gradient summed over the ranks by megatron-core, as norms do.
 
     Args:
         layer: the layer of megatron-core, which gets a module `adapter`.
