@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
 
 from relax_actors.messages import Batch, Checkpoint, Weights
 from relax_actors.messages.cells import RowCounts
@@ -119,6 +118,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as temporary:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         for name in ("events", "steps"):
