@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-
 from relax_actors.messages import Batch, Checkpoint, Weights
 from relax_actors.messages.cells import RowCounts
 from tests.support.browsers import ARGUMENTS, CHROMIUM, opened
