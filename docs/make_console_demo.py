@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+from waiting import wait
 
 from broker.connection import Connection
 from broker.server import Server
@@ -123,19 +123,6 @@ def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry
-
-
-def wait(holds: Callable[[], bool], seconds: float = 300) -> None:
-    """Wait until a condition holds.
-
-    Raises:
-        TimeoutError: it did not in time.
-    """
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(1)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
+from waiting import wait
 
 from relax_actors.console.link import load_link
 
@@ -64,19 +64,6 @@ def _step(page: Page) -> int:
         ".then((answer) => answer.text())"
     )
     return int(json.loads(found).get("step", 0))
-
-
-def wait(holds: Callable[[], bool], seconds: float = 300) -> None:
-    """Wait until a condition holds.
-
-    Raises:
-        TimeoutError: it did not in time.
-    """
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.2)
 
 
 if __name__ == "__main__":

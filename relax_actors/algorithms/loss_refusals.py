@@ -96,7 +96,7 @@ def _loss(config: Config) -> Iterator[str]:
 
 
 def _observations(config: Config) -> Iterator[str]:
-    """Refuse a loss of observations where there are none, or beside a policy loss of whole samples or steps."""
+    """Refuse a loss of observations in runs without them, and beside a policy loss of whole samples or steps."""
     algorithm, spec = config.algorithm, spec_of_loss(config.algorithm)
     if not algorithm.observation_nll:
         return
@@ -123,8 +123,8 @@ def _observations(config: Config) -> Iterator[str]:
     }
     for other in (name for name, is_set in whole.items() if is_set):
         yield (
-            f"{setting} needs a policy loss of single tokens, and {other} reads all tokens of a sample or a step, of "
-            'which observations are none; set for example algorithm.surrogate = "clip" with algorithm.ratio = "token"'
+            f"{setting} needs a policy loss of single tokens, and {other} reads whole samples or steps; set for "
+            'example algorithm.surrogate = "clip" with algorithm.ratio = "token"'
         )
     if algorithm.reject.kind != "none" and not algorithm.reject.counted:
         yield (

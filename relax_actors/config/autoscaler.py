@@ -37,8 +37,8 @@ class AutoscalerSection(PoolSection):
     waiting_seconds: NonNegative = 10.0
     """Rollouts are added once the oldest waiting row has waited this many seconds."""
     starved: Fraction = 0.1
-    """If the trainer waits for rows for this share of its time, rollouts are added as soon as a row waits, and none is
-    removed while rows wait or are in hand."""
+    """If the trainer waits for rows for this share of its time, rollouts are added as soon as a row waits. Until no row
+    waits or is computed, rollouts are not removed."""
     restarts: NonNegativeInt = 5
     """Restarts of rollouts within `restart_period`, at most. After more restarts no rollout is added, since it would
     fail, too."""

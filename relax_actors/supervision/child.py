@@ -19,11 +19,9 @@ from relax_actors.supervision.launch import Launch, Process
 from relax_actors.supervision.outcome import STATUS_FD, ReportedStatus, Verdict, is_stopped, memory_kills, outcome_of
 from relax_actors.supervision.spec import RETURN_ROWS, Blame, Exit
 from relax_actors.supervision.start_progress import StartProgress
-from relax_actors.supervision.supervisor import Phase
+from relax_actors.supervision.supervisor import ChildState, Phase
 
 CHECK_SECONDS = 1.0
-NO_PROCESS: dict[str, Any] = {"pid": None, "works": False}
-"""Facts of a child without a process."""
 MAX_STATUS_BYTES = 1 << 20
 RETURN_SECONDS, RETURN_SHARE = 2.0, 0.25
 """Time that an actor has to return its rows before it is killed, and the most of its time to stop that this may be."""
@@ -116,11 +114,6 @@ class ChildProcess:
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
 
-    def facts(self, phase: Phase) -> dict[str, Any]:
-        """Return the `pid`, whether the process `works`, and what a recorder has `recorded`; for any thread."""
-        facts = {"pid": self.process.pid, "works": phase is not Phase.READY or self.works()}
-        return facts if self.status.recorded is None else {**facts, "recorded": self.status.recorded}
-
     def works(self) -> bool:
         """Return whether the actor does anything but wait; callable from any thread, also while the process ends."""
         try:
@@ -146,6 +139,29 @@ class ChildProcess:
         out_of_memory = kills is None or kills != self.memory_kills
         cause = getattr(self.process, "cause", "")
         return outcome_of(code, self.verdict, self.status, out_of_memory=out_of_memory, cause=cause), last
+
+
+def facts_of(child: ChildState, running: ChildProcess | None, epoch: float) -> dict[str, Any]:
+    """Return what a supervisor publishes about a child; callable from any thread.
+
+    `phase`, `since` (seconds since 1970), `restarts`, `crashes`, the `pid`, whether the process `works` (a process that
+    is not ready works until it has ended), and what a recorder has `recorded`.
+
+    Args:
+        child: state of the child.
+        running: its process, if it has one.
+        epoch: time since 1970 at the origin of the monotonic clock, in seconds.
+    """
+    facts = {
+        "phase": child.phase.value,
+        "since": round(epoch + child.since, 3),
+        "restarts": max(0, child.starts - 1),
+        "crashes": child.crashes,
+        "pid": None if running is None else running.process.pid,
+        "works": running is not None and (child.phase is not Phase.READY or running.works()),
+    }
+    recorded = None if running is None else running.status.recorded
+    return facts if recorded is None else {**facts, "recorded": recorded}
 
 
 def launch_child(launch: Launch, start_progress: StartProgress) -> ChildProcess:

@@ -25,7 +25,7 @@ from relax_actors.isolation.orphans import kill_orphans
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import rotate
 from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
-from relax_actors.supervision.child import CHECK_SECONDS, NO_PROCESS, ChildProcess, launch_child
+from relax_actors.supervision.child import CHECK_SECONDS, ChildProcess, facts_of, launch_child
 from relax_actors.supervision.launch import Launch, Observer, StartError
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import ChildSpec, Exit
@@ -110,22 +110,15 @@ class ProcessTree:
         return [name for pool in list(self.pools.values()) for name in list(pool.children)]
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Return each child's `phase`, `since` (seconds since 1970), `restarts`, and the `facts` of its process.
+        """Return the facts of each child (`facts_of`); callable from any thread.
 
-        Callable from any thread. A process that is not ready works until it has ended. What a ready one does is read
-        now, since the loop may take long for an iteration.
+        They are read now, since the loop may take long for an iteration.
         """
         epoch = time.time() - time.monotonic()
         return {
-            name: {
-                "phase": c.phase.value,
-                "since": round(epoch + c.since, 3),
-                "restarts": max(0, c.starts - 1),
-                "crashes": c.crashes,
-                **(running.facts(c.phase) if (running := self._running.get(name)) else NO_PROCESS),
-            }
+            name: facts_of(state, self._running.get(name), epoch)
             for pool in list(self.pools.values())
-            for name, c in list(pool.children.items())
+            for name, state in list(pool.children.items())
         }
 
     def run(self) -> GiveUp | None:

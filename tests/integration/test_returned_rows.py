@@ -29,6 +29,7 @@ from tests.support.pumps import pool_pump
 from tests.support.running import wait_until
 
 ROWS = 6
+PROMPT = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
 
 
 class Batches(Role):
@@ -62,6 +63,13 @@ def actor(context: Context) -> Batches:
     return role
 
 
+def admit_rows(context: Context, role: Batches) -> None:
+    """Create the consumer of a role, and admit the rows that it gets."""
+    create_consumer(context, role)
+    table = context.table
+    table.put_all((f"{table.subjects.prefix}.group.0.{index}.prompt", PROMPT) for index in range(ROWS))
+
+
 def pending(table: Table) -> int:
     """Messages that an actor holds."""
     look = find_consumer(table.connection, table.subjects.table_stream, "counts")
@@ -75,9 +83,7 @@ def test_another_actor_has_returned_rows_in_a_second_and_handles_them_together(
     table, loop, failed = context.table, context.table.connection.loop, []
     leaves, stays = actor(context), actor(make_context("counts", incarnation=2))
     stays.gate.set()
-    create_consumer(context, leaves)
-    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
-    table.put_all((f"{table.subjects.prefix}.group.0.{index}.prompt", prompt) for index in range(ROWS))
+    admit_rows(context, leaves)
     stopping = [asyncio.Event(), asyncio.Event()]
     boxes = [BlackBox(tmp_path / f"{n}.box") for n in range(2)]
     with pool_pump(leaves, boxes[0], failed) as first, pool_pump(stays, boxes[1], failed) as second:
@@ -108,9 +114,7 @@ def test_prefetched_rows_of_an_actor_that_stops_count_as_returned(make_context: 
     leaves, stays = Prefetching(), actor(make_context("counts", incarnation=2))
     leaves.context = context
     stays.gate.set()
-    create_consumer(context, leaves)
-    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
-    table.put_all((f"{table.subjects.prefix}.group.0.{index}.prompt", prompt) for index in range(ROWS))
+    admit_rows(context, leaves)
     stopping = [asyncio.Event(), asyncio.Event()]
     boxes = [BlackBox(tmp_path / f"{n}.box") for n in range(2)]
     with pool_pump(leaves, boxes[0], failed) as first, pool_pump(stays, boxes[1], failed) as second:
@@ -141,11 +145,9 @@ def test_rows_of_an_actor_that_was_asked_to_stop_go_to_one_other_actor(
     roles = [actor(context), *(actor(make_context("counts", incarnation=n)) for n in (2, 3))]
     leaves, stays, waits = roles
     waits.gate.set()
-    create_consumer(context, leaves)
+    admit_rows(context, leaves)
     journal = Journal(connection, subjects, "node", 0)
     reporter = Reporter(RunFolder(tmp_path / "run"), connection, context.state, journal)
-    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
-    table.put_all((f"{table.subjects.prefix}.group.0.{index}.prompt", prompt) for index in range(ROWS))
     boxes, stop = [BlackBox(tmp_path / f"{n}.box") for n in range(3)], asyncio.Event()
     held_by = stays if ends != "killed" else leaves
     with ExitStack() as stack:
@@ -169,7 +171,7 @@ def test_rows_of_an_actor_that_was_asked_to_stop_go_to_one_other_actor(
             row = RowId(0, 0)
             assert connection.call(context.state.failures("counts", row), 10).returns == 1
         else:
-            table.put(f"{table.subjects.prefix}.group.1.0.prompt", prompt)
+            table.put(f"{table.subjects.prefix}.group.1.0.prompt", PROMPT)
             wait_until(lambda: waits.batches, "a new row, behind rows that are returned", 10)
             assert waits.batches == [1], "the rows of the second actor are not taken away"
         held_by.gate.set()

@@ -114,9 +114,9 @@ def test_step_without_observations_is_trained_as_without_the_term() -> None:
     ("settings", "says"),
     [
         (["algorithm.name=echo"], ""),
-        (["algorithm.name=gspo", "algorithm.observation_nll=0.05"], 'algorithm.ratio = "sequence_mean" reads all'),
-        (["algorithm.name=p3o", "algorithm.observation_nll=0.05"], 'algorithm.surrogate = "p3o" reads all'),
-        (["algorithm.name=echo", "algorithm.entropy.quantile=0.5"], "algorithm.entropy.quantile = 0.5 reads all"),
+        (["algorithm.name=gspo", "algorithm.observation_nll=0.05"], 'algorithm.ratio = "sequence_mean" reads whole'),
+        (["algorithm.name=p3o", "algorithm.observation_nll=0.05"], 'algorithm.surrogate = "p3o" reads whole'),
+        (["algorithm.name=echo", "algorithm.entropy.quantile=0.5"], "algorithm.entropy.quantile = 0.5 reads whole"),
         (
             ["algorithm.name=echo", "algorithm.proximal=trainer", "algorithm.reject.kind=geometric"],
             "set algorithm.reject.counted = true",
