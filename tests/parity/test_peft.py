@@ -90,9 +90,9 @@ def test_loss_gradient_and_updates_are_those_of_peft(tmp_path: Path, form: str) 
     assert found.keys() == expected.keys()
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-6 * largest, rtol=1e-6)
+        torch.testing.assert_close(found[name], gradient, atol=1e-5 * largest, rtol=1e-5)
     metrics = engine.step(2, silent).metrics
-    np.testing.assert_allclose(metrics["loss"], float(loss.detach()), rtol=1e-6)
+    np.testing.assert_allclose(metrics["loss"], float(loss.detach()), rtol=1e-5)
     norm = torch.cat([gradient.flatten() for gradient in expected.values()]).norm()
     np.testing.assert_allclose(metrics["grad_norm"], float(norm), rtol=1e-5)
 
