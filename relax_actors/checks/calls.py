@@ -111,7 +111,7 @@ def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str,
         except Exception as error:  # noqa: BLE001 reported
             result = {"error": described(error)}
     else:
-        if call.setting != ENVIRONMENT and any(medium.stored for medium in prompt.media):
+        if any(medium.stored for medium in prompt.media):
             yield f"{where} is not called: a run copies the media of the first row of {call.data} to its store first"
             return
         if is_sandboxed(config, role_of(call.setting)) and bubblewrap.problem():

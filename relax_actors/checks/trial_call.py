@@ -93,12 +93,12 @@ async def _played(config: Config, prompt: Prompt) -> dict[str, Any]:
     """Open an episode and take one turn, with the answer of the row as the action."""
     from relax_actors.envs.loading import load_environment  # noqa: PLC0415 only an environment needs it
     from relax_actors.envs.session import Session, Template, guarded  # noqa: PLC0415
+    from relax_actors.sessions.episode_start import task_of  # noqa: PLC0415
 
     section = config.environment
     assert section is not None  # noqa: S101 the parent has checked it
     session = Session(Template(*load_environment(section), section.max_observation_bytes, section.players))
-    task = {"prompt": prompt.text, "answer": prompt.answer, "metadata": prompt.metadata}
-    answer = await guarded(session.open, Open("check", task, seed=0), OPENED)
+    answer = await guarded(session.open, Open("check", task_of(prompt), seed=0), OPENED)
     if not answer.error and not answer.done:
         answer = await guarded(session.act, Act("check", 0, prompt.answer), 0)
     if answer.error:
