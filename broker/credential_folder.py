@@ -14,17 +14,10 @@ ROOT_USER = 0
 
 
 def prepare_folders(folder: Path, users: list[str], run: str, *, has_server: bool, replace_run: bool) -> str:
-    """Create the folder and its subfolders with mode 0700.
+    """Create the folder and its subfolders with mode 0700, and return the run whose credentials are replaced, if any.
 
-    Args:
-        folder: the folder to write to.
-        users: names of the users of the run.
-        run: name of the run.
-        has_server: whether the folder holds the files of the server, too.
-        replace_run: whether credentials of another run may be replaced.
-
-    Returns:
-        The name of the run whose credentials are replaced; empty if there is none.
+    `has_server` says that the folder holds the files of the server, too, and `replace_run` that it may be another
+    run's.
 
     Raises:
         ConfigError: the folder has other content, belongs to another user or another run, or cannot be written.

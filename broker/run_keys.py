@@ -83,18 +83,10 @@ def _write_users(folder: Path, users: Users, server: KeyedServer, authority: Ope
 
 
 def remove_run_keys(run: str, folder: Path, settings: Settings) -> tuple[KeyedServer, str]:
-    """Remove the accounts of a run from its server, and the run's credentials.
-
-    Args:
-        run: name of the run.
-        folder: folder of the run's credentials.
-        settings: options; only `server` is used.
+    """Remove the accounts of a run from its server, and the run's credentials; raises ConfigError for an unknown run.
 
     Returns:
         The server, and the name of the account that owns the run's streams, which are kept.
-
-    Raises:
-        ConfigError: the server has no such run.
     """
     folder, server = folder.resolve(), server_of(folder, settings)
     server.require()

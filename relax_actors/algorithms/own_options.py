@@ -61,11 +61,7 @@ def check_options(algorithm: AlgorithmSection, functions: Sequence[Callable[...,
 
 
 def _options(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return type and default of a function's options by name.
-
-    Raises:
-        ConfigError: an annotation is no type.
-    """
+    """Return type and default of a function's options by name; raises ConfigError if an annotation is no type."""
     options = {name: p for name, p in keyword_only(function).items() if name not in SETTINGS}
     written = {name: p.annotation for name, p in options.items() if p.annotation is not p.empty}
     # Annotations of other parameters may name what is imported for type checkers only.

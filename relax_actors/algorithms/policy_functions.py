@@ -144,11 +144,6 @@ def checked_loss(result: object, mask: Tensor, source: str) -> Tensor:
 def checked_choice(chosen: object, tokens: int, source: str) -> Array:
     """Return the tokens that a user's function chose of a step, `[tokens] bool`.
 
-    Args:
-        chosen: what it returned.
-        tokens: number of tokens of the step.
-        source: setting that names the function, for errors.
-
     Raises:
         ConfigError: it is no array of one bool for each token.
     """

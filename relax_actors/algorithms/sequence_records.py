@@ -113,10 +113,6 @@ def most_uncertain(records: Sequence[SequenceRecord], share: float) -> list[Arra
 
     A token is selected if its entropy is at least the quantile `1 - share` of the entropies of all trained tokens.
 
-    Args:
-        records: one for each sequence, with entropies.
-        share: share to select, above 0.
-
     Returns:
         The mask of each sequence, `[tokens] bool`.
     """

@@ -91,12 +91,6 @@ def check_calls(run: CheckedRun, import_path: Path) -> list[Callable[[], Iterato
 def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str, Prompt]) -> Iterator[str]:
     """Try a call, and note the reward.
 
-    Args:
-        config: configuration of the run.
-        call: what to call.
-        import_path: folder from which dotted paths are imported.
-        rows: first row of each section with data.
-
     Raises:
         ConfigError: it raised an exception, returned no finite number, crashed, or gave no result in time.
     """
@@ -137,11 +131,7 @@ def _is_harmless(name: str) -> bool:
 
 
 def _called_elsewhere(config: Config, call: Call, import_path: Path, prompt: Prompt, where: str) -> dict[str, Any]:
-    """Call in another process.
-
-    Raises:
-        ConfigError: it crashed, or gave no result in time.
-    """
+    """Call in another process; raises ConfigError if it crashed, or gave no result in time."""
     role, seconds = role_of(call.setting), deadline(config, call.setting)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         # Files, since processes that the code starts may hold the end of a pipe for good.

@@ -140,11 +140,7 @@ def _too_large(config: Config, actors: Sequence[PlacedActor], nodes: Sequence[In
 
 
 def check_nodes(run: CheckedRun, nodes: Sequence[Inventory], facts: ModelFacts) -> None:
-    """Refuse a run that does not fit on some nodes.
-
-    Raises:
-        ConfigError: a line for each role without room.
-    """
+    """Refuse a run that does not fit on some nodes; raises ConfigError with a line for each role without room."""
     if problems := place_on_nodes(run.config, nodes, facts).problems:
         raise ConfigError("\n".join(problems))
 

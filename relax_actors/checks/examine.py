@@ -171,11 +171,7 @@ def _node_checks(run: CheckedRun, nodes: Sequence[Inventory]) -> Iterator[Check]
 
 
 def check_role(config: Config, role: str) -> None:
-    """Run the role's own checks of its settings.
-
-    Raises:
-        ConfigError: it cannot work with these settings.
-    """
+    """Run the role's own checks of its settings; raises ConfigError if it cannot work with these settings."""
     run = CheckedRun(config=config, here={role}, inventory=machine_inventory(), model=None)
     list(_check_role(run, role))
 

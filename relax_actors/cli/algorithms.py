@@ -41,11 +41,8 @@ def algorithms(
 def algorithm_lines(config: Config, set_by: Mapping[str, str]) -> Iterator[str]:
     """Yield the settings of [algorithm] that the user or the preset sets, each with its source, for `relax check`.
 
-    Settings without an effect are left out; those with their defaults are counted.
-
-    Args:
-        config: configuration of the run.
-        set_by: "file" or "override" for each setting that one of them sets; see `relax_actors.config.load.set_by`.
+    Settings without an effect are left out; those with their defaults are counted. `set_by` is as
+    `relax_actors.config.load.set_by` returns it.
     """
     from relax_actors.algorithms.unused_settings import idle
     from relax_actors.config.presets import filled, leaves

@@ -111,11 +111,7 @@ def run(request: EvalRequest) -> int:
 
 
 def configs_of(request: EvalRequest) -> dict[str, Config]:
-    """Return the configuration of the evaluation of each model, by the model's name.
-
-    Raises:
-        ConfigError: as `run`.
-    """
+    """Return the configuration of the evaluation of each model, by the model's name; raises as `run`."""
     stages = stages_of(request.path, list(request.settings))
     if request.model != STAGES:
         return {request.model: _of_model(request, stages)}

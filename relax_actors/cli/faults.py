@@ -61,10 +61,7 @@ class Damage(StrEnum):
 
 
 def inject(run: str, fault: Fault, schedule: Schedule) -> int:
-    """Inject a fault repeatedly.
-
-    Returns:
-        The number of faults injected; fewer than scheduled if a victim was missing for `WAIT_SECONDS`.
+    """Inject a fault repeatedly, and return how often: less if a victim was missing for `WAIT_SECONDS`.
 
     Raises:
         ConfigError: an unknown target, or the run is not up.

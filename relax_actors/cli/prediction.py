@@ -122,11 +122,7 @@ def mode_config(config: Config, mode: Mode, folder: Path) -> Config:
 
 
 def predict(config: Config, mode: Mode, import_path: str, console: Screen) -> Prediction:
-    """Run a mode and measure it.
-
-    Raises:
-        RelaxError: supervision gave up, or the run was interrupted.
-    """
+    """Run a mode and measure it; raises RelaxError if supervision gave up, or the run was interrupted."""
     scratch = Path(tempfile.mkdtemp(prefix="relax-simulate-"))
     derived = mode_config(config, mode, scratch)
     require(derived)
@@ -148,13 +144,7 @@ def predict(config: Config, mode: Mode, import_path: str, console: Screen) -> Pr
 
 
 def measure(folder: RunFolder, mode: Mode, idle: Callable[[float, float], float]) -> Prediction:
-    """Measure the steps of a mode's run from its log.
-
-    Args:
-        folder: folder of the run.
-        mode: the mode.
-        idle: mean share of idle rollout devices between two times.
-    """
+    """Measure the steps of a mode's run from its log; `idle` is the mean share of idle rollout devices."""
     with connected(str(folder.root)) as at:
         bodies = {int(body["step"]): body for body in read_metrics(at.table, "trainer", "step")}
         leads = [(body["time"], body["lead"]) for body in read_metrics(at.table, "prompts") if "lead" in body]
@@ -190,16 +180,7 @@ def measure(folder: RunFolder, mode: Mode, idle: Callable[[float, float], float]
 
 
 def best_split(predicted: Callable[[int], Prediction], devices: int, move: int) -> int:
-    """Find the number of rollout devices with the shortest step.
-
-    With few rollout devices the trainer starves; with many it has too few devices itself. Bisection finds the smallest
-    number with which the trainer does not starve; the better of it and the number below is returned.
-
-    Args:
-        predicted: prediction for a number of rollout devices.
-        devices: number of all devices.
-        move: step between the numbers tried.
-    """
+    """Find the number of rollout devices with the shortest step, among those that are `move` apart."""
     numbers = list(range(move, devices, move))
     low, high = 0, len(numbers) - 1
     while low < high:
@@ -212,16 +193,9 @@ def best_split(predicted: Callable[[int], Prediction], devices: int, move: int) 
 
 
 def predict_all(path: Path, settings: list[str], *, split: bool, as_json: bool) -> int:
-    """Predict all modes of a configuration, and print a table.
+    """Predict all modes of a configuration, print a table or a line of JSON, and return the exit code.
 
-    Args:
-        path: TOML file.
-        settings: `section.key=value` each.
-        split: also search the best split of devices, for the last value of `simulate.staleness`.
-        as_json: print the result as one line of JSON; all other output goes to stderr.
-
-    Returns:
-        The exit code.
+    With `split`, also search the best split of devices, for the last value of `simulate.staleness`.
 
     Raises:
         ConfigError: the configuration cannot work.

@@ -54,15 +54,8 @@ def scale_roles(
 ) -> list[Operation]:
     """Change the number of actors of roles, and wait until the new actors take part, or the surplus ones have left.
 
-    Args:
-        run: name or folder of the run.
-        settings: `role=number`, `role=+number` or `role=-number` each.
-        options: see `ScaleOptions`.
-        access: options for the run's broker.
-        on_state: called with a line for each state that an operation enters.
-
-    Returns:
-        The operations, one for each role.
+    Settings are `role=number`, `role=+number` or `role=-number`. `on_state` is called with a line for each state that
+    an operation enters. Returns the operations, one for each role.
 
     Raises:
         ConfigError: an unknown role or node, a number that the role cannot have, a run that is not up, a conflicting
@@ -116,11 +109,7 @@ def wait_for(
 
 
 def require_live(at: Connected) -> None:
-    """Refuse a run that is not up, whose operations nobody would execute.
-
-    Raises:
-        ConfigError: the run is not up.
-    """
+    """Refuse a run that is not up, whose operations nobody would execute; raises ConfigError if the run is not up."""
     if not at.live:
         msg = f"run {at.config.run.name} is not up; set replicas in its TOML file, or start it with `relax up`"
         raise ConfigError(msg)

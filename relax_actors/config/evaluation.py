@@ -147,10 +147,7 @@ class EvalSection(EvalSet):
         return sum(each.rows for each in self.named.values())
 
     def place(self, index: int) -> tuple[str, EvalSet, int]:
-        """Return the set of a row of an evaluation, and the row's number in the set.
-
-        Args:
-            index: index of the row; those of a set follow those of the set before it.
+        """Return the set of a row of an evaluation, by the row's index, and its number in the set.
 
         Raises:
             RowError: no set has it.
@@ -177,11 +174,7 @@ class EvalSection(EvalSet):
         return marks
 
     def check_lengths(self, most: int) -> None:
-        """Check that no set allows longer answers than `rollout.max_tokens`.
-
-        Raises:
-            ValueError: one does.
-        """
+        """Check that no set allows longer answers than `rollout.max_tokens`; raises ValueError if one does."""
         for where, each in self.located.items():
             if (each.max_tokens or 0) > most:
                 msg = (

@@ -103,11 +103,7 @@ def _overridden(tree: dict[str, Any], overrides: list[str], path: Path) -> dict[
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Read a TOML file; raises ConfigError if it cannot be read."""
     try:
         return _read_toml(path)
     except FileNotFoundError as error:
@@ -122,12 +118,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def set_by(path: Path, overrides: list[str] | None = None) -> dict[str, str]:
-    """Return the dotted names of all settings that a file or an override sets, with "file" or "override".
-
-    Args:
-        path: TOML file that `load_config` reads.
-        overrides: as in `load_config`.
-    """
+    """Return the dotted names of all settings that a file or an override sets, with "file" or "override"."""
     # An override of a table replaces that of the file. In a run's folder all keys are set, defaults included.
     tree = {} if holds_run(path) else _overridden(_read_toml(path), overrides or [], path)
     given: dict[str, Any] = {}
@@ -158,11 +149,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> Config:
-    """Validate a copy of a tree with overrides applied.
-
-    Raises:
-        ConfigError: as `load_config`.
-    """
+    """Validate a copy of a tree with overrides applied; raises as `load_config`."""
     own: dict[str, Any] = copy.deepcopy(tree)
     for override in overrides:
         _apply(own, override)
@@ -170,11 +157,7 @@ def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> C
 
 
 def validate(tree: dict[str, Any], source: str) -> Config:
-    """Validate a tree of settings.
-
-    Args:
-        tree: sections and keys, as read from TOML.
-        source: where the settings come from, as errors call it.
+    """Validate a tree of settings, as read from TOML; errors call it `source`.
 
     Raises:
         ConfigError: one line for each mistake.

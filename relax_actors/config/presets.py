@@ -18,11 +18,7 @@ PRESETS: dict[str, Preset] = SAMPLED | OF_DATA
 
 
 def named(name: str) -> Preset:
-    """Return a preset.
-
-    Raises:
-        ValueError: there is no preset of that name.
-    """
+    """Return a preset; raises ValueError if there is no preset of that name."""
     if name not in PRESETS:
         close = difflib.get_close_matches(name, PRESETS, 1)
         hint = f"did you mean {close[0]!r}? " if close else ""

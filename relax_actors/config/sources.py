@@ -148,10 +148,6 @@ def changed(section: Section, names: Iterable[str]) -> set[str]:
 def exact_weights(weights: Mapping[str, float], where: str = "") -> dict[str, Fraction]:
     """Return weights as the decimals that were written.
 
-    Args:
-        weights: weight of each source.
-        where: place of the weights, for errors.
-
     Raises:
         ValueError: they do not add up to 1, or one has more than four decimals.
     """

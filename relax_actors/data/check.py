@@ -33,10 +33,7 @@ USUAL = string.digits + string.ascii_letters + string.punctuation + " \n"
 def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
     """Check that a data source opens and that prompts fit the model and a micro-batch.
 
-    Args:
-        run: the run; its `first_rows` get the first row that can be used.
-        data: section of the data source.
-        where: name of the section, for messages.
+    The run's `first_rows` get the first row of the section `where` that can be used.
     """
     config, model = run.config, run.model
     if model is None:

@@ -32,9 +32,8 @@ class GrammarError(RowError):
 class Grammars:
     """Compiles grammars, and keeps them. For any thread.
 
-    Args:
-        tokenizer: tokenizer of the model; its stop tokens end an answer whose grammar is complete.
-        size: of the model's vocabulary, if that is larger than the tokenizer's.
+    The tokenizer's stop tokens end an answer whose grammar is complete. `size` is that of the model's vocabulary, if
+    larger.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int = 0) -> None:
@@ -102,12 +101,7 @@ class Grammars:
 
 
 class GrammarState:
-    """An answer so far, and what may follow it. For one thread.
-
-    Args:
-        matcher: llguidance's state.
-        stops: tokens that end an answer.
-    """
+    """An answer so far, and what may follow it. For one thread."""
 
     def __init__(self, matcher: LLMatcher, stops: frozenset[int]) -> None:
         self._matcher, self._stops = matcher, stops
@@ -129,11 +123,7 @@ class GrammarState:
         return mask
 
     def advance(self, token: int) -> None:
-        """Add a token.
-
-        Raises:
-            GrammarError: the token may not follow.
-        """
+        """Add a token; raises GrammarError if the token may not follow."""
         if token in self._stops and self._matcher.is_accepting():
             self.is_over = True
         elif not self._matcher.consume_token(token):

@@ -18,8 +18,7 @@ Key = TypeVar("Key", bound=Hashable)
 class HeldGroups(Generic[Key]):
     """Parts by key, such as the row groups of a Parquet file; read by several threads.
 
-    Args:
-        read: decodes a part: an object with `nbytes`, or an exception that says why there is none.
+    `read` decodes a part: an object with `nbytes`, or an exception that says why there is none.
     """
 
     def __init__(self, read: Callable[[Key], Any]) -> None:

@@ -17,11 +17,6 @@ from relax_actors.registry.catalog import REWARDS
 def check_set(run: CheckedRun, held_out: EvalSet, where: str) -> Iterator[str]:
     """Check a set of held-out rows.
 
-    Args:
-        run: the run.
-        held_out: settings of the set.
-        where: dotted name of its section, for messages.
-
     Raises:
         ConfigError: its reward compares with the answer, and rows have none; or no row has its category.
     """

@@ -68,13 +68,7 @@ def content_parts(
 
 
 def content_part(part: dict[str, Any], folder: Path | None, at: str) -> tuple[dict[str, str], Medium | None]:
-    """Normalise one content part; see `content_parts`.
-
-    Args:
-        part: the part.
-        folder: folder of relative paths; None if the part comes from a client, who gives bytes or a URL.
-        at: what the part is, for errors.
-    """
+    """Normalise one content part; see `content_parts`. The parts of a client have no `folder`: bytes or a URL."""
     given = {key: value for key, value in part.items() if value is not None}
     name = given.get("type") or next((key for key in given if key in PART_TYPES), "text")
     if name in ("text", "input_text"):

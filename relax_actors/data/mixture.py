@@ -26,11 +26,7 @@ _BLOCK_ROWS = 8192
 
 
 def open_mixture(settings: SourceSettings) -> Mixture:
-    """Open the sources of a mixture.
-
-    Raises:
-        ConfigError: one of them cannot be opened; the message names it.
-    """
+    """Open the sources of a mixture; raises ConfigError if one of them cannot be opened; the message names it."""
     if not settings.mixture:
         msg = "data.mixture is not set; data.kind = 'mixture' needs it"
         raise ConfigError(msg)
@@ -92,12 +88,7 @@ def first_items(source: DataSource, count: int) -> list[int]:
 
 
 def plan_of(data: DataSection, rows_per_step: int) -> Plan | None:
-    """Return which source each row of a run comes from; None if the rows of all sources are one data set.
-
-    Args:
-        data: section of the source.
-        rows_per_step: rows of a step (`trainer.prompts_per_step`).
-    """
+    """Return which source each row of a run comes from; None if the rows of all sources are one data set."""
     first = {name: part.weight for name, part in data.mixture.items() if part.weight is not None}
     if not first:
         return None
@@ -127,14 +118,7 @@ def rows_of_epochs(data: DataSection, source: DataSource, epochs: int, rows_per_
 
 
 def shares_of(data: DataSection, source: Mixture, rows: int, rows_per_step: int) -> Sequence[str]:
-    """Describe what a run takes from each source of a mixture.
-
-    Args:
-        data: section of the source.
-        source: the open source.
-        rows: rows that the run trains.
-        rows_per_step: rows of a step.
-    """
+    """Describe what a run takes from each source of a mixture."""
     plan = plan_of(data, rows_per_step)
     sizes = [len(part) for part in source.parts.values()]
     counts = [rows * size / sum(sizes) for size in sizes] if plan is None else plan.counts(rows)

@@ -58,13 +58,7 @@ def room(config: Config) -> int:
 def admission_of(config: Config, store: Store | None = None, folder: Path | None = None) -> MediaAdmission | None:
     """Return the admission of media of a run; None for a model of text alone.
 
-    Args:
-        config: configuration of the run.
-        store: store for media that the data holds itself; None to check them only.
-        folder: folder of the model; by default that of the configuration.
-
-    Raises:
-        ConfigError: the model is not supported.
+    See `MediaAdmission`; `folder` is the model folder, by default that of the configuration.
     """
     if config.media is None:
         return None
@@ -81,11 +75,7 @@ def tokens_left(data: DataSection, max_tokens: int) -> tuple[int, str]:
 
 
 def check_size(task: Task, prompt: object) -> None:
-    """Check that a prompt, as its cell holds it, fits into the cell with answer and metadata.
-
-    Raises:
-        RowError: it does not.
-    """
+    """Check that a prompt fits into a cell with answer and metadata; raises RowError if it does not."""
     size = 0
     with suppress(TypeError, ValueError, OverflowError):  # no plain data, which the codec refuses
         size = len(msgpack.packb([prompt, task.answer, task.metadata]))
@@ -173,11 +163,7 @@ class PromptMaker:
         raise RowError(msg)
 
     def media_of(self, task: Task, row: RowId | None = None) -> list[MediaSource]:
-        """Return the media of a task in their order in the data.
-
-        Args:
-            task: the task.
-            row: its row, whose step keeps media that the data holds itself; None to check the media only.
+        """Return the media of a task in their order in the data; without a row, they are only checked.
 
         Raises:
             RowError: the model does not take them, or they may not be used.

@@ -40,11 +40,7 @@ def _period(weights: tuple[Fraction, ...]) -> tuple[NDArray[np.int64], NDArray[n
 
 
 class Shares:
-    """Assignment of rows to sources by constant weights.
-
-    Args:
-        weights: weight of each source; they add up to 1.
-    """
+    """Assignment of rows to sources by constant weights, which add up to 1."""
 
     def __init__(self, weights: Sequence[Fraction]) -> None:
         self._weights = tuple(weights)
@@ -68,8 +64,7 @@ class Shares:
 class Plan:
     """Assignment of the rows of a run to the sources of a mixture, whose weights may change at given rows.
 
-    Args:
-        stages: first row of each stage, ascending from 0, and its weights.
+    A stage is its first row, ascending from 0, and its weights.
     """
 
     def __init__(self, stages: Sequence[tuple[int, Sequence[Fraction]]]) -> None:

@@ -35,11 +35,7 @@ class Sliced:
 
 
 def sliced(source: DataSource, rows: str | None) -> DataSource:
-    """Return the rows of a source that `data.rows` means; all if None.
-
-    Raises:
-        ConfigError: it is no slice, or has no rows.
-    """
+    """Return the rows of a source that `data.rows` means, or all; raises ConfigError for no slice and no rows."""
     if rows is None:
         return source
     size = len(source)

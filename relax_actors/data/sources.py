@@ -13,11 +13,7 @@ _LISTED, _TRIED = 3, 10_000
 
 
 def open_source(kind: str, **settings: Any) -> DataSource:
-    """Open a data source.
-
-    Args:
-        kind: name of the source, or a dotted path; see `relax_actors.registry.catalog`.
-        settings: fields of `SourceSettings`.
+    """Open a data source by its name or dotted path; `settings` are fields of `SourceSettings`.
 
     Raises:
         ConfigError: unknown kind, missing or wrong setting, package not installed, or not one usable row.

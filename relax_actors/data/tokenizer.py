@@ -165,11 +165,7 @@ class Tokenizer:
 
     @contextmanager
     def _turn_of(self, size: int) -> Iterator[None]:
-        """Wait until a text of this many bytes may be tokenized.
-
-        Raises:
-            SlowRowError: its turn has not come.
-        """
+        """Wait until a text of this many bytes may be tokenized; raises SlowRowError if its turn has not come."""
         if size <= LONG_BYTES:
             yield
             return
@@ -301,11 +297,7 @@ class Tokenizer:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file of the model folder; empty if there is none.
-
-    Raises:
-        ConfigError: it holds no JSON object.
-    """
+    """Read a JSON file of the model folder; empty if there is none; raises ConfigError if it holds no JSON object."""
     if not path.exists():
         return {}
     try:

@@ -57,11 +57,7 @@ class ExaminedTraces:
 
 
 def examine_files(path: Path, model: Path | None) -> ExaminedTraces:
-    """Read all traces of files, one in memory at once.
-
-    Args:
-        path: file, folder or pattern.
-        model: folder of a model whose vocabulary and tokenizer are compared; None to compare neither.
+    """Read all traces of files, one in memory at once; compare them with the vocabulary and tokenizer of `model`.
 
     Raises:
         ConfigError: no such file, or no such model.
@@ -103,11 +99,6 @@ def _problems(rows: TraceRows) -> list[str]:
 
 def check_traces(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
     """Make the first rows of traces into trajectories, and note what of them is trained.
-
-    Args:
-        run: the run.
-        data: section of the source.
-        where: name of the section, for messages.
 
     Raises:
         ConfigError: the source does not open, or none of the rows can be trained.

@@ -69,11 +69,7 @@ class TraceFiles:
         return self._rows.place(*self._rows.locate(number))
 
     def record(self, number: int) -> object:
-        """Return the record of a trace, as its format has it.
-
-        Raises:
-            RowError: it cannot be decoded.
-        """
+        """Return the record of a trace, as its format has it; raises RowError if it cannot be decoded."""
         return self._rows.read(*self._rows.locate(number))
 
     def head(self, number: int) -> Head | None:
@@ -90,11 +86,7 @@ class TraceFiles:
         return found if found is not None and found.row else None
 
     def trace(self, number: int) -> Trace:
-        """Return a trace.
-
-        Raises:
-            RowError: it cannot be decoded, or is not exact.
-        """
+        """Return a trace; raises RowError if it cannot be decoded, or is not exact."""
         return trace_of(self.record(number), self.place(number))
 
 

@@ -32,11 +32,7 @@ class Take(StrEnum):
 
 
 def open_traces(settings: SourceSettings) -> TraceRows:
-    """Open `data.path` as traces.
-
-    Raises:
-        ConfigError: no such file, or a file that cannot be read.
-    """
+    """Open `data.path` as traces; raises ConfigError if there is no such file, or one cannot be read."""
     if settings.fields:
         msg = "data.fields renames fields of rows, and traces have formats of their own; leave it out"
         raise ConfigError(msg)
@@ -51,12 +47,8 @@ class TraceRows:
     """Rows of traces. Traces that follow each other and are of one row, or have the same prompt, are one row.
 
     A trace whose row cannot be told, such as a line that is no JSON, belongs to the row before it, or at the begin to
-    the first row: so a row that lacks one of its samples cannot be trained.
-
-    Args:
-        files: the traces, of each of which the head is read once to find the rows.
-        size: most rows; None for all.
-        take: what a row is.
+    the first row: so a row that lacks one of its samples cannot be trained. The head of each trace is read once to find
+    the rows, of which there are at most `size`.
     """
 
     def __init__(self, files: TraceFiles, size: int | None = None, take: Take = Take.ROW) -> None:

@@ -113,11 +113,7 @@ class GpuRequest:
     simulated: str = ""
 
     def inventory(self) -> Inventory:
-        """Return the GPUs.
-
-        Raises:
-            ConfigError: a text is wrong, or names a GPU that this machine lacks.
-        """
+        """Return the GPUs; raises ConfigError if a text is wrong, or names a GPU that this machine lacks."""
         if self.gpus and self.simulated:
             msg = f"--gpus {self.gpus!r} and --simulate-gpus {self.simulated!r} exclude each other; give one"
             raise ConfigError(msg)

@@ -29,14 +29,7 @@ class EnvironmentFaultError(Exception):
 
 
 def answer_of(result: Any, session: str, turn: int, max_bytes: int, players: Sequence[str] = ()) -> EnvironmentAnswer:
-    """Convert what `reset` or `step` returned.
-
-    Args:
-        result: a `Step` or an observation.
-        session: name of the session.
-        turn: number of the action; -1 for `reset`.
-        max_bytes: largest observation.
-        players: names of the players; empty without players.
+    """Convert what `reset` or `step` returned; the turn of `reset` is -1, and `players` are empty without players.
 
     Raises:
         EnvironmentFaultError: the result has a wrong type, is not UTF-8, too large, holds a number that is not finite,

@@ -125,11 +125,7 @@ def write_evaluation(path: Path, head: Evaluated, records: Iterable[Record]) -> 
 
 
 def read_evaluation(path: Path) -> Evaluated:
-    """Read the file of an evaluation.
-
-    Raises:
-        ConfigError: there is none, or it is not the file of an evaluation.
-    """
+    """Read the file of an evaluation; raises ConfigError if there is none, or it is not the file of an evaluation."""
     try:
         with path.open() as file:
             return _read(iter(file))

@@ -11,11 +11,9 @@ MAX_VOTE = 2000
 
 
 def vote_of(text: str, form: str) -> str:
-    """Return what a text answers; equal answers give equal strings, and a text without an answer an empty one.
+    """Return what a text answers in the form `eval.vote`: "final", "number" or "letter".
 
-    Args:
-        text: what the model wrote.
-        form: `eval.vote`: "final", "number" or "letter".
+    Equal answers give equal strings, and a text without an answer an empty one.
     """
     if form == "number":
         number = last_number(text)

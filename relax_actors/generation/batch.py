@@ -57,11 +57,7 @@ class Ticket:
     samples: Future[Samples] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
-        """Check the request.
-
-        Raises:
-            ValueError: a turn or a guest asks for more or less than one sample.
-        """
+        """Check the request; raises ValueError if a turn or a guest asks for more or less than one sample."""
         if self.kind is not Kind.ROW and self.request.samples != 1:
             msg = f"a {self.kind.name.lower()} asks for {self.request.samples} samples; send one request for each"
             raise ValueError(msg)

@@ -88,12 +88,7 @@ class TokenLedger:
         return older + guests + tokens <= self._cached_limit
 
     def guest_fits(self, tokens: int, ahead: int) -> bool:
-        """Whether there is room for a guest, or nothing else runs.
-
-        Args:
-            tokens: that it needs at most.
-            ahead: tokens of guests that begin with it.
-        """
+        """Whether a guest of at most `tokens` fits behind others with `ahead` tokens, or nothing else runs."""
         guests, kept = self._guests() + ahead, sum(self._turn_room.values())
         running = sum(self._running.values()) + guests + kept
         if self._running_limit is None or not running:

@@ -24,11 +24,7 @@ _NO_CAPABILITIES = ("--cap-drop", "ALL")
 
 
 def find_program(name: str, package: str) -> str:
-    """Return the path of a program.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the path of a program; raises ConfigError if it is not installed."""
     if (path := shutil.which(name)) is None:
         msg = f"{name} is not installed; install {package} (apt install {package})"
         raise ConfigError(msg)

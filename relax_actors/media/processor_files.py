@@ -54,11 +54,7 @@ class ProcessorFiles:
                 raise ConfigError(msg)
 
     def channels(self, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
-        """Return one value a channel.
-
-        Raises:
-            ConfigError: images and videos have different ones.
-        """
+        """Return one value a channel; raises ConfigError if images and videos have different ones."""
         values = [tuple(float(value) for value in part[name]) for part in (self.image, self.video) if name in part]
         if len({*values}) > 1:
             msg = f"{self.where}: {name} differs between images and videos: {values[0]} and {values[1]}"

@@ -53,13 +53,7 @@ READ_EVENTS = 20_000
 
 
 def operator_of(run: str | None, url: str, credentials: Path | None, ca: Path | None) -> tuple[str, Address]:
-    """Return name and broker address of a run elsewhere, for its operator.
-
-    Args:
-        run: name of the run; that in the credentials if None.
-        url: address of the broker.
-        credentials: folder written by `relax keys`, or a .creds file.
-        ca: certificate of the broker's certificate authority.
+    """Return name and broker address of a run elsewhere, for its operator; see `locate`.
 
     Raises:
         ConfigError: the name of the run is unknown.

@@ -78,9 +78,7 @@ class Progress:
     def take(self, message: LogMessage, *, recent: bool = True) -> None:
         """Update the state by an event or a metric; ignore one with malformed fields.
 
-        Args:
-            message: the event or metric.
-            recent: False for a message from before this `relax up`, whose failures are over.
+        A message from before this `relax up`, whose failures are over, is not `recent`.
         """
         try:
             if message.claim:

@@ -24,10 +24,7 @@ WARMUP_SHARE = 0.1
 def read_metrics(table: Table, role: str, kind: str = "") -> list[dict[str, Any]]:
     """Return the metrics of one kind that the actors of a role published, in order; false claims are left out.
 
-    Args:
-        table: table of the run.
-        role: role of the actors.
-        kind: field `kind` of the metrics; empty for the metrics about an actor itself.
+    Metrics about an actor itself have the kind "".
     """
     follower = OrderedConsumer(table.connection, table.subjects.log_stream, [table.subjects.metric(role, "*")])
     messages = table.connection.call(follower.read_all(), CALL_DEADLINE)

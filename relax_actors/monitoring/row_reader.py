@@ -27,14 +27,10 @@ _HAS = frozenset({"prompt", "trajectory"})
 
 
 class RowReader:
-    """Reads rows as an observer.
+    """Reads rows as an observer of the run `name`.
 
-    Coroutines run in the loop of the connection that they are given. The record, the store and the tokenizer are used
-    if this machine has them.
-
-    Args:
-        name: name of the run.
-        run: name or folder of the run on this machine; it may be elsewhere.
+    Coroutines run in the loop of the connection that they are given. If `run` is a run on this machine, its record,
+    store and tokenizer are used.
     """
 
     def __init__(self, name: str, run: str) -> None:

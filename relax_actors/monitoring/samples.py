@@ -90,9 +90,8 @@ class SampleReader:
     def rows(self, step: int | None, last: int) -> list[ShownRow]:
         """Return the last rows with samples, in the order in which they were scored or kept.
 
-        Args:
-            step: only rows of this step, and held-out rows of this version; None for all.
-            last: at most so many; 0 for all of the step.
+        With `step`, only rows of this step, and held-out rows of this version. At most `last` of them; 0 for all of the
+        step.
         """
         names = self._connection.call(self._list(step), 600)
         record = self.reader.record

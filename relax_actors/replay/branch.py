@@ -97,9 +97,6 @@ class Branch:
     def make(self, progress: Progress = lambda _: None) -> RunFolder:
         """Make the folder of the new run; a killed attempt leaves no run.
 
-        Args:
-            progress: told what is computed next.
-
         Raises:
             ConfigError: the step was not kept.
         """

@@ -184,11 +184,7 @@ class Recording:
         return figures
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of a step.
-
-        Raises:
-            ConfigError: the step was not trained.
-        """
+        """Return the batch of a step; raises ConfigError if the step was not trained."""
         batch = self.cells("batch", [step], Batch).get(step)
         if batch is None:
             newest = max(self.numbers("batch"), default=None)

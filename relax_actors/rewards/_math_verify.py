@@ -14,11 +14,7 @@ from relax_actors.rewards.loading import requires
 
 
 def package() -> Any:
-    """The package math-verify.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The package math-verify; raises ConfigError if it is not installed."""
     module = import_extra("math_verify", "math", "reward 'math_verify'")
     # It warns at every start that its time limit is off, which is intended (see `math_verify`).
     logging.getLogger("math_verify").setLevel(logging.ERROR)

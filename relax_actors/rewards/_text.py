@@ -36,11 +36,7 @@ def positional_match(completion: str, prompt: Prompt) -> float:
 
 
 def required_answer(prompt: Prompt, reward_name: str) -> str:
-    """The prompt's answer, stripped.
-
-    Raises:
-        RowError: the prompt has no answer.
-    """
+    """The prompt's answer, stripped; raises RowError if the prompt has no answer."""
     answer = prompt.answer.strip()
     if not answer:
         msg = f"reward {reward_name} compares with the answer, the prompt {prompt.text!r:.80} has none; {REMEDY}"

@@ -24,13 +24,7 @@ Credit: TypeAlias = Literal["episode", "branch", "turn"]
 
 
 def environment_reward(trajectory: Trajectory, credit: Credit, discount: float, trained: Sequence[str] = ()) -> Reward:
-    """Return the rewards of a row by what its environment gave.
-
-    Args:
-        trajectory: samples with players, or with rewards of turns, or both.
-        credit: what the reward of a turn counts for.
-        discount: factor of a turn or a branch.
-        trained: players whose rewards are summed to that of a sample.
+    """Return the rewards of a row, with players or rewards of turns or both, by what its environment gave.
 
     Raises:
         ValueError: the turns have no rewards, which the credit needs.

@@ -93,11 +93,8 @@ class RewardScorer:
     ) -> list[Total]:
         """Return the scores of the samples of a row.
 
-        Args:
-            texts: `[n]`, what the model wrote.
-            prompt: of the row.
-            samples: `[n]`, needed if `reads_samples`.
-            columns: `[n]`, scores that roles have computed, by their names in the setting.
+        `samples` are needed if `reads_samples`; `columns` are the scores that roles have computed, by their names in
+        the setting.
 
         Raises:
             RowError: a function did not return a finite number or score for each sample.
@@ -199,11 +196,7 @@ def weights_of(setting: str | dict[str, float], name: str) -> dict[str, float]:
 
 
 def check_options(options: Mapping[str, object], named: Sequence[str]) -> None:
-    """Check that each table of options belongs to a reward function of the run.
-
-    Raises:
-        ConfigError: one does not.
-    """
+    """Check that each table of options belongs to a reward function of the run; raises ConfigError if one does not."""
     if unknown := sorted(options.keys() - set(named)):
         msg = f"{OPTIONS}.{unknown[0]}: no reward of the run has this name; it has {', '.join(sorted(set(named)))}"
         raise ConfigError(msg)
@@ -223,10 +216,6 @@ def check_sandboxed(names: Sequence[str]) -> None:
 
 def token_rewards(totals: Sequence[Total], lengths: Sequence[int]) -> np.ndarray | None:
     """Return the rewards of the tokens of all samples, `[total] float32`; None if no sample has any.
-
-    Args:
-        totals: scores of the samples.
-        lengths: number of own tokens of each sample.
 
     Raises:
         RowError: a sample has another number of tokens.

@@ -216,10 +216,6 @@ class _AgentWork:
     """Rows whose samples agents work out; see `relax_actors.generation.rows.Work`.
 
     Requests of agents join the running batch as they come, and rows are held and leave between two tokens.
-
-    Args:
-        role: offers the samples.
-        sampling: how the samples of the rows are drawn.
     """
 
     asks_as_guests = True

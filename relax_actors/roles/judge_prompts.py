@@ -24,15 +24,9 @@ SHRINK = 0.95
 class JudgePrompts:
     """Writes questions as tokens of a judge's model.
 
-    Texts are shortened in their middle, the longest first, until they fit. A policy's text cannot add a message, a
-    special token or a part: see `relax_actors.rewards.judging.material`.
-
-    Args:
-        tokenizer: of the judge's model.
-        grading: how samples are graded.
-        how: form of the answer, of a chat.
-        template: text with the names of the question's texts in braces, in place of a chat.
-        room: tokens of a prompt at most.
+    Texts are shortened in their middle, the longest first, until they fit `room` tokens. A policy's text cannot add a
+    message, a special token or a part: see `relax_actors.rewards.judging.material`. A `template` has the names of the
+    question's texts in braces, and takes the place of a chat.
     """
 
     def __init__(self, tokenizer: Tokenizer, grading: Grading, how: str, template: str, room: int) -> None:
@@ -84,11 +78,7 @@ def cut_middle(text: str, length: int) -> str:
 
 
 def check_template(template: str, grading: Grading, setting: str) -> None:
-    """Check that a template shows the responses, and that no text can end its own part.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Check that a template shows the responses, and that no text can end its part; raises ConfigError otherwise."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:

@@ -96,11 +96,7 @@ class RewardRole(Role):
         return {name: seconds for scorer in scorers for name, seconds in scorer.metrics().items()}
 
     def _scorer(self, row: Row) -> RewardScorer:
-        """Return what scores a row.
-
-        Raises:
-            RowError: the row is held out, and no set of [eval] has it.
-        """
+        """Return what scores a row; raises RowError if the row is held out, and no set of [eval] has it."""
         own = self.context.config.held_out(row.id)
         return self._scorers[repr(self.context.config.reward.function if own is None else own.reward)]
 

@@ -42,11 +42,6 @@ def kinds_read(config: Config, name: str, role: Role) -> set[str]:
     """Return the kinds of rows for which a role computes scores: those whose rewards name it.
 
     They are all kinds that it handles if no reward names it, or if the column may have another reader.
-
-    Args:
-        config: configuration of the run.
-        name: of the role.
-        role: the role, which writes a column.
     """
     named = {kind for kind, names in names_in_rewards(config).items() if name in names}
     has_readers = len(config.roles) > 1 or config.advantages.reads == role.writes
@@ -91,11 +86,6 @@ def check_reward_roles(config: Config) -> None:
 
 def scores_of(value: Any, samples: int, name: str) -> list[float | Score]:
     """Return the scores of a column, one for each sample.
-
-    Args:
-        value: the column, a `Reward` or numbers.
-        samples: number of samples of the row.
-        name: role that wrote it, for errors.
 
     Raises:
         RowError: it has no finite number for each sample.

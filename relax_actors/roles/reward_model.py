@@ -90,11 +90,7 @@ class RewardModel(CheckedRewardModel):
         }
 
     def _reward(self, trajectory: Trajectory, answers: dict[int, ScoredAnswer], scores: dict[int, Array]) -> Reward:
-        """Return the column of a row.
-
-        Raises:
-            RowError: a score is not finite.
-        """
+        """Return the column of a row; raises RowError if a score is not finite."""
         lengths = trajectory.sample_lengths.astype(np.int32)
         values = np.zeros(len(lengths), np.float32)
         is_dense = self._folder.of_steps and self.steps == "tokens"

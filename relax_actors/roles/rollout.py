@@ -144,11 +144,7 @@ class Rollout(Role):
             self._media_of[row.id] = self._media.of(row.media, row.id)
 
     def make_work(self, sampling: Sampling) -> Work:
-        """Return what turns rows into requests, and answers into results, while one batch key is generated.
-
-        Args:
-            sampling: how the samples of the rows are drawn.
-        """
+        """Return what turns rows into requests, and answers into results, while one batch key is generated."""
 
         def generate(row: Row) -> Future[Samples]:
             return self._policy.generate(self._request(row, sampling), Kind.ROW)

@@ -192,11 +192,7 @@ class Squares(ActorFwd):
     spec: ClassVar = RoleSpec(device=True, start_order=72)
 
     def setup(self) -> None:
-        """Build the engine.
-
-        Raises:
-            ConfigError: the scoring engine computes no squared probabilities.
-        """
+        """Build the engine; raises ConfigError if the scoring engine computes no squared probabilities."""
         super().setup()
         if not isinstance(self._engine, SupportsSquares):
             msg = (

@@ -15,13 +15,7 @@ _ROUNDS = 6
 
 
 def permuted(seed: int, size: int, i: int) -> int:
-    """Return item i of the permutation of `range(size)` that belongs to a seed.
-
-    Args:
-        seed: seed, below 2**64.
-        size: number of items.
-        i: place in the permutation, below `size`.
-    """
+    """Return item `i` of the permutation of `range(size)` that belongs to a seed below 2**64."""
     return int(_listed(seed, size)[i]) if size <= LISTED else _computed(seed, size, i)
 
 

@@ -256,12 +256,7 @@ class PoolPump(Pump[list[Msg]]):
 
 
 class Suspects:
-    """Tells rows whose actors were killed from outside from those that may be the cause of a death.
-
-    Args:
-        context: context of the actor.
-        isolates: whether rows that may be the cause are handled alone.
-    """
+    """Tells rows whose actors were killed from outside from those that may be the cause of a death."""
 
     def __init__(self, context: Context, *, isolates: bool) -> None:
         self._context, self._isolates = context, isolates

@@ -53,12 +53,7 @@ class _Windows:
 
 
 class RowOrder:
-    """Order of the rows of a run; a restarted run has the same.
-
-    Args:
-        config: configuration of the run.
-        source: its open data.
-    """
+    """Order of the rows of a run; a restarted run has the same."""
 
     def __init__(self, config: Config, source: DataSource) -> None:
         self._seed, self._rows = config.run.seed, config.trainer.prompts_per_step

@@ -37,11 +37,7 @@ class MessagesBody(Undistorted):
     stream: bool | None = False
 
     def ask(self) -> Ask:
-        """Return what the client asks for.
-
-        Raises:
-            ApiError: a block or a setting is not supported.
-        """
+        """Return what the client asks for; raises ApiError if a block or a setting is not supported."""
         choice = self.tool_choice or {"type": "auto"}
         once = bool(choice.get("disable_parallel_tool_use"))
         given = (self.output_config or {}).get("format")

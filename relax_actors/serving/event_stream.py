@@ -20,9 +20,7 @@ SEND_SECONDS = 30.0
 class EventStream(StreamingResponse):
     """Sends events as they come; the next is made when the client has read the last.
 
-    Args:
-        events: the events.
-        on_close: called once, when the response is complete or its client has left.
+    `on_close` is called once, when the response is complete or its client has left.
     """
 
     def __init__(self, events: AsyncIterator[bytes], on_close: Callable[[], None]) -> None:

@@ -54,7 +54,7 @@ class RunPolicy:
         self._suspects = SuspectCalls()
 
     async def generate(self, call: GenerateCall, on_piece: OnPiece | None = None) -> GenerateAnswer:
-        """Return the answer of an actor; ask another one if it dies or is busy, whose pieces begin anew.
+        """Return the answer of an actor; retry on another actor if this one dies or is busy: the pieces restart.
 
         Raises:
             ApiError: no actor answered within `call.seconds`, or actors have died with the call.
@@ -82,11 +82,7 @@ class RunPolicy:
         task.add_done_callback(self._notes.discard)
 
     async def session(self, call: SessionCall) -> SessionAnswer:
-        """Take, keep, show or end a session, or step its environment.
-
-        Raises:
-            ApiError: no actor answered in time.
-        """
+        """Take, keep, show or end a session, or step its environment; raises ApiError if no actor answered in time."""
         if call.kind != "take":
             section, seconds = self._context.config.environment, SESSION_SECONDS
             if call.kind == "environment" and section is not None:

@@ -33,10 +33,6 @@ def load_or_create_secret(path: Path) -> str:
 def read_tokens(path: Path, setting: str = "gateway.token_file") -> tuple[str, ...]:
     """Return the tokens in a file, one a line.
 
-    Args:
-        path: the file.
-        setting: configuration key that names it, for errors.
-
     Raises:
         ConfigError: it cannot be read, others may read it, or a token is too short.
     """

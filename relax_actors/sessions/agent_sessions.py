@@ -38,14 +38,9 @@ TICK_SECONDS = 0.5
 class AgentSessions:
     """Implements `service.Sessions`.
 
-    Args:
-        context: context of the actor.
-        dialogue: chat template of the model.
-        service: generates requests.
-        room: largest number of tokens of a sequence.
-        on_end: called when all samples of a row have ended, or another actor has taken it over.
-        media: prepares media; None for a model that reads text only.
-        hosts: actors that host the run's environment; None in a run without one.
+    `room` is the largest number of tokens of a sequence. `on_end` is called when all samples of a row have ended, or
+    another actor has taken it over. `media` is None for a model that reads text only, `hosts` in a run without
+    environment.
     """
 
     def __init__(
@@ -221,11 +216,7 @@ class AgentSessions:
         return replace(session.shown(call.session, now), seen=seen)
 
     def _find(self, name: str, now: float) -> Session:
-        """Return a session and renew its lease.
-
-        Raises:
-            Refused: this actor does not hold it, or it is over.
-        """
+        """Return a session and renew its lease; raises Refused if this actor does not hold it, or it is over."""
         session = self.book.find(name, now)
         if isinstance(session, Session):
             return session

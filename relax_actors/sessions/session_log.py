@@ -35,11 +35,7 @@ MAX_UNWRITTEN = 64
 class LogWriter:
     """Appends to the log of one row, one cell after the other. All coroutines run in the event loop's thread.
 
-    Args:
-        table: table of the run.
-        row: the row.
-        length: cells in the log.
-        checks_last: whether to check before each cell that the log was not removed.
+    `length` cells are in the log; `checks_last` has it check before each cell that the log was not removed.
     """
 
     def __init__(self, table: Table, row: RowId, length: int, *, checks_last: bool = True) -> None:
@@ -162,10 +158,7 @@ class LazyLog:
             self._cell.states.append(one)
 
     def flush(self, seconds: float = 0.0) -> None:
-        """Write what was added.
-
-        Args:
-            seconds: time that actors have spent on the row.
+        """Write what was added, with the seconds that actors have spent on the row.
 
         Raises:
             BrokerError: an earlier cell could not be written.
@@ -202,9 +195,7 @@ class LazyLog:
 class HeldLogs:
     """Logs of the rows that an actor holds. All coroutines run in the event loop's thread.
 
-    Args:
-        table: table of the run.
-        on_taken: called when a row turns out to be another actor's.
+    `on_taken` is called when a row turns out to be another actor's.
     """
 
     def __init__(self, table: Table, on_taken: Callable[[RowId], None]) -> None:

@@ -34,11 +34,7 @@ def dumps(value: Any, where: str) -> str:
 
 
 def loads(text: str) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
+    """Return the value of a JSON text; raises ValueError if it is no JSON."""
     return json.loads(text, object_hook=_decoded)
 
 

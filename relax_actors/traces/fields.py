@@ -59,11 +59,7 @@ def logprobs(record: Mapping[str, Any], name: str, count: int, where: str) -> Ar
 
 
 def number(value: Any, what: str, where: str) -> float | None:
-    """Return a number, or None for none.
-
-    Raises:
-        TraceError: it is something else.
-    """
+    """Return a number, or None for none; raises TraceError if it is something else."""
     if value is None:
         return None
     if not is_number(value) or not abs(value) <= MAX_NUMBER:
@@ -73,11 +69,7 @@ def number(value: Any, what: str, where: str) -> float | None:
 
 
 def objects(record: Mapping[str, Any], name: str, where: str) -> list[dict[str, Any]]:
-    """Return the objects of a list.
-
-    Raises:
-        TraceError: the field is no list of objects, or has none.
-    """
+    """Return the objects of a list; raises TraceError if the field is no list of objects, or has none."""
     given = record.get(name)
     if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
         msg = f"{where}: {name} is {given!r:.60}; write a list of objects, at least one"
@@ -86,12 +78,7 @@ def objects(record: Mapping[str, Any], name: str, where: str) -> list[dict[str, 
 
 
 def check_text(message: object, where: str) -> None:
-    """Raise TraceError if the content of a message, or one of its parts, is a medium.
-
-    Args:
-        message: a chat message, or an object whose `content` is a text or a list of parts.
-        where: its place.
-    """
+    """Raise TraceError if the content of a message, a text or a list of parts, has a medium."""
     content = message.get("content") if isinstance(message, dict) else None
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None

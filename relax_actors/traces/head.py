@@ -27,12 +27,7 @@ class Head:
 
 
 def head_of(record: Mapping[str, Any], prompt: object) -> Head:
-    """Return the head of a record with the fields of a trace.
-
-    Args:
-        record: has `run`, `row`, `reward` and `greedy`, where they are known.
-        prompt: token ids of the prompt.
-    """
+    """Return the head of a record with `run`, `row`, `reward` and `greedy`, where they are known."""
     run, row, reward = record.get("run"), record.get("row"), record.get("reward")
     found = f"{run}/{row}" if row else _checksum(prompt)
     if reward is None or record.get("greedy"):

@@ -69,12 +69,10 @@ def traces_of(prompt: Prompt, trajectory: Trajectory, reward: Reward | None = No
 
 
 def trajectory_of(traces: Sequence[Trace], version: int | None = None) -> Trajectory:
-    """Return the trajectory of the traces of a row.
+    """Return the trajectory of all traces of a row, in order.
 
-    Args:
-        traces: all samples of the row, in order.
-        version: version that sampled tokens get in place of the recorded ones, without fingerprints: in a run that
-            trains on traces, no version of this run sampled them. None to keep the recorded ones.
+    `version` takes the place of the recorded versions of sampled tokens, without fingerprints: in a run that trains on
+    traces, no version of this run sampled them.
 
     Raises:
         TraceError: the traces have different prompts, or are no samples of one row.

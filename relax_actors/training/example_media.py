@@ -44,9 +44,7 @@ class ExampleMedia:
     def expand(self, example: Example, sources: Sequence[MediaSource]) -> Example:
         """Return an example in which each medium has all its placeholders, none of which is trained.
 
-        Args:
-            example: with one placeholder for each medium.
-            sources: its media, in the order of their placeholders.
+        It has one placeholder for each of `sources`, in order.
 
         Raises:
             RowError: a medium cannot be read or exceeds a limit, or the placeholders do not fit the media.

@@ -37,10 +37,7 @@ class MediaSegments:
     ) -> tuple[list[Features], list[TensorRef]]:
         """Return the features of a segment, mapped, and their references in the folder of a step.
 
-        Args:
-            key: name of the segment.
-            folder: folder of the step.
-            make: computes the features, unless the segment exists and is whole.
+        `make` computes the features, unless the segment exists and is whole.
 
         Raises:
             StoreError: the segment cannot be read although it was just written.

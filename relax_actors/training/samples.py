@@ -208,11 +208,8 @@ class _Layout:
 def in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
     """Return log-probs or values in the layout of a trajectory, `[total] float32`.
 
-    Sequences without trained tokens get 0.
-
-    Args:
-        trajectory: samples of the row.
-        scored: an array for each sequence with trained tokens, prompt included.
+    `scored` has an array for each sequence with trained tokens, prompt included. Sequences without trained tokens get
+    0.
     """
     placed, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
     start = 0

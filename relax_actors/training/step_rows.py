@@ -115,11 +115,7 @@ class StepRows:
         return replace(self, **columns, scores=scores, media=media, digests=digests)
 
     def with_proximal(self, scored: Iterator[Array]) -> StepRows:
-        """Return a copy with log-probs of the proximal policy.
-
-        Args:
-            scored: `[len] float32` of each sequence with trained tokens, in the order of `samples`.
-        """
+        """Return a copy with log-probs of the proximal policy, `[len] float32` of each trained sequence."""
         proximal = [in_layout(trajectory, scored) for trajectory in self.trajectories]
         return replace(self, scores=self.scores | {PROXIMAL: proximal})
 

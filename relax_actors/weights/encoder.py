@@ -60,10 +60,7 @@ class WeightSource(Protocol):
 class LocalSource:
     """Weights of a model that is in one process; implements `WeightSource`.
 
-    Args:
-        tensors: returns the weights of the model.
-        dtype: in which they are published; see `published_dtype`.
-        lock: held while they are read.
+    `lock` is held while they are read, and `dtype` is that in which they are published; see `published_dtype`.
     """
 
     rank, ranks = 0, 1
@@ -105,10 +102,7 @@ def ignore(_: str, __: Tensor) -> None:
 def visit_into(source: WeightSource, open_file: Callable[[ExitStack], Take], files: int) -> str:
     """Visit all tensors, and return their fingerprint; the other ranks need those of one that cannot open its file.
 
-    Args:
-        source: of the tensors.
-        open_file: opens the file of this rank; returns the function that takes its tensors.
-        files: as in `WeightSource.visit`.
+    `open_file` opens the file of this rank, and returns the function that takes its tensors; see `WeightSource.visit`.
 
     Raises:
         OSError: this rank cannot write its file.

@@ -115,10 +115,8 @@ def _bytes_of(data: Tensor) -> Any:
 class TensorFile:
     """Safetensors file whose tensors are written one at a time, in any order; closed when `with` ends.
 
-    Args:
-        path: file to write. One that is there is replaced, so whoever has mapped it keeps its tensors.
-        forms: of all tensors, by name.
-        metadata: of the file.
+    A file that is there is replaced, so a process that has mapped it keeps its tensors. `forms` are of all tensors, by
+    name.
 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.
@@ -153,12 +151,7 @@ class TensorFile:
 
 
 def save(tensors: Mapping[str, Tensor], path: Path, base: str | None = None) -> None:
-    """Write tensors as one safetensors file.
-
-    Args:
-        tensors: by name, on any device.
-        path: file to write.
-        base: for a delta, the fingerprint of the weights that it applies to.
+    """Write tensors on any device as a safetensors file; a delta names the fingerprint `base` of what it applies to.
 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.

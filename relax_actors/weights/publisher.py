@@ -30,10 +30,7 @@ MODEL_FILES = (
 class Publisher:
     """Publishes the weights of one trainer; run by `PublisherActor` while the trainer's next step computes.
 
-    Args:
-        context: of the trainer.
-        engine: whose weights are published.
-        before_publication: called with a version before it is published for the first time.
+    `before_publication` is called with a version before it is published for the first time.
     """
 
     def __init__(

@@ -57,9 +57,7 @@ def example_groups(
 ) -> Iterator[tuple[str, Group]]:
     """Yield named groups with all inputs that an estimator can need: ragged, empty, masked, equal, of one sample.
 
-    Args:
-        sizes: samples of the groups, at most 5.
-        components: names of the reward components.
+    `sizes` are the numbers of samples, at most 5 each, and `components` the names of the reward components.
     """
     source = np.random.default_rng(0)
     for n in sizes:

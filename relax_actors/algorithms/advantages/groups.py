@@ -117,11 +117,7 @@ class Group:
 
     @property
     def token_counts(self) -> Array:
-        """Number of tokens of each sample, `[n] int64`.
-
-        Raises:
-            ValueError: the group has no lengths.
-        """
+        """Number of tokens of each sample, `[n] int64`; raises ValueError if the group has no lengths."""
         if self.lengths is None:
             msg = "a group has no lengths, which the estimator reads; declare that it needs 'tokens'"
             raise ValueError(msg)
@@ -143,11 +139,7 @@ class Group:
         return np.zeros(len(self.mask), np.int64) if self.turns is None else self.turns.astype(np.int64)
 
     def input(self, name: str) -> Array:
-        """Return a per-token array.
-
-        Raises:
-            ValueError: the group has none.
-        """
+        """Return a per-token array; raises ValueError if the group has none."""
         array = getattr(self, name)
         if array is None:
             msg = f"a group has no {name}, which the estimator reads; declare that it needs {name!r}"

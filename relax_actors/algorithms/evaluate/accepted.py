@@ -32,11 +32,7 @@ def check_settings(
 
 
 def number(settings: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """Return a setting that no section of the configuration has.
-
-    Raises:
-        TypeError: it is no number.
-    """
+    """Return a setting that no section of the configuration has; raises TypeError if it is no number."""
     value = settings.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         msg = f"setting {name} is {value!r}; give a number"

@@ -28,14 +28,7 @@ class Evaluation:
 
 
 class Inputs:
-    """Inputs of a case.
-
-    Args:
-        raw: numbers by name, as read from JSON.
-
-    Attributes:
-        read: names that the function of the case has asked for, in this order.
-    """
+    """Inputs of a case: numbers by name, as read from JSON."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw
@@ -53,11 +46,7 @@ class Inputs:
 
     @property
     def lengths(self) -> list[int]:
-        """Number of tokens of each sample.
-
-        Raises:
-            ValueError: no input is given for each token.
-        """
+        """Number of tokens of each sample; raises ValueError if no input is given for each token."""
         if self._lengths is None:
             msg = "no input has one list of numbers for each sample; give at least one input for each token"
             raise ValueError(msg)
@@ -156,11 +145,7 @@ class Inputs:
         return present if given is None else present & (given != 0)
 
     def required(self, name: str) -> Any:
-        """Return an input as it was given.
-
-        Raises:
-            ValueError: it is missing.
-        """
+        """Return an input as it was given; raises ValueError if it is missing."""
         self.read[name] = None
         if name not in self.raw:
             msg = f"input {name!r} is missing; given: {', '.join(self.raw) or 'none'}"
@@ -169,11 +154,7 @@ class Inputs:
 
 
 def bounded(lengths: list[int]) -> list[int]:
-    """Return the lengths of samples if they fit in padded tensors.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Return the lengths of samples if they fit in padded tensors; raises ValueError if they do not."""
     longest = max(lengths, default=0)
     if len(lengths) * longest > MAX_CELLS:
         msg = (

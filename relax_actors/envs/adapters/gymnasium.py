@@ -96,11 +96,7 @@ class GymnasiumEnvironment(Environment):
         self._env.close()
 
     def _action(self, text: str) -> Any:
-        """Return the action that a text names.
-
-        Raises:
-            ValueError: none; the text says which there are.
-        """
+        """Return the action that a text names; raises ValueError, with the known ones, if it names none."""
         if self._act is not None:
             return self._act(text, self._env)
         space = self._env.action_space

@@ -84,11 +84,7 @@ class OpenEnvEnvironment(Environment):
         return dict(body)
 
     def _action(self, text: str) -> dict[str, Any]:
-        """Return the action of a text.
-
-        Raises:
-            ValueError: the text is no JSON object.
-        """
+        """Return the action of a text; raises ValueError if the text is no JSON object."""
         if self._act is not None:
             return dict(self._act(text))
         if self.field:

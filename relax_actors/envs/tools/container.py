@@ -45,11 +45,7 @@ _TMP = "/tmp"  # noqa: S108 the container's own
 def run_in_container(command: Sequence[str], text: str, limits: Limits, image: str) -> Ended:
     """Run a program of an image, with a text as its standard input, and return how it ended.
 
-    Args:
-        command: the program and its arguments.
-        text: standard input.
-        limits: its limits.
-        image: name of an image that the engine has and that contains python3.
+    The image is one that the engine has, and contains python3.
 
     Raises:
         EnvironmentFaultError: the engine failed.

@@ -72,11 +72,7 @@ class ImageEnvironment(ToolEnvironment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Check that images can be decoded here.
-
-        Raises:
-            ConfigError: the extra `media` is not installed.
-        """
+        """Check that images can be decoded here; raises ConfigError if the extra `media` is not installed."""
         super().check_options(options)
         import_extra("cv2", "media", SETTING)
 
@@ -122,11 +118,7 @@ class ImageEnvironment(ToolEnvironment):
 
 
 def images_of(task: Mapping[str, Any]) -> list[Pixels]:
-    """Return the images of a task, `[height, width, 3] uint8` each.
-
-    Raises:
-        RowError: an image cannot be decoded.
-    """
+    """Return the images of a task, `[height, width, 3] uint8` each; raises RowError if an image cannot be decoded."""
     return [_loaded(medium["path"]).copy() for medium in task.get("media", ()) if medium["kind"] == "image"]
 
 

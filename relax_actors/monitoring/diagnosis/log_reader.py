@@ -26,12 +26,7 @@ FORMAT = "relax observations 1"
 
 
 def observe(table: Table, settings: dict[str, Any]) -> Observations:
-    """Read what was seen of a run, live or finished.
-
-    Args:
-        table: table of the run.
-        settings: its settings as plain data, defaults included.
-    """
+    """Read what was seen of a run, live or finished; `settings` has its defaults, too."""
     seen = Observations(table.subjects.run, settings)
     table.connection.call(_follow(table, seen), CALL_DEADLINE)
     prefix = table.subjects.numbered("weights", "*")

@@ -29,11 +29,7 @@ SINKS: Registry[Callable[[str, str], Sink]] = Registry(
 
 
 def open_sink(setting: str, run: str) -> Sink:
-    """Open the sink of one option `--sink NAME=TARGET`.
-
-    Args:
-        setting: NAME=TARGET, where NAME is registered or the dotted path of a class.
-        run: name of the run.
+    """Open the sink of one option `--sink NAME=TARGET`, where NAME is registered or the dotted path of a class.
 
     Raises:
         ConfigError: an unknown sink, an unusable target, or a package that is not installed.

@@ -12,11 +12,7 @@ from relax_actors.monitoring.sinks.base import KnownNames
 
 
 class TensorBoard:
-    """Sink of scalars `step/<name>` by optimizer step, and `eval/reward` by version.
-
-    Args:
-        target: folder of the event files; created if needed.
-        run: name of the run; not used.
+    """Sink of scalars `step/<name>` by optimizer step, and `eval/reward` by version, in the folder `target`.
 
     Raises:
         ConfigError: TensorBoard is not installed.

@@ -14,10 +14,6 @@ class WeightsAndBiases:
 
     wandb itself is configured as usual: `wandb login`, or `WANDB_MODE=offline` and `WANDB_DIR`.
 
-    Args:
-        target: project.
-        run: name of the run.
-
     Raises:
         ConfigError: wandb is not installed, or its service refuses.
     """

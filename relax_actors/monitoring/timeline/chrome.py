@@ -16,12 +16,7 @@ from relax_actors.monitoring.timeline.span import Span, Timeline
 
 
 def chrome_trace(timeline: Timeline, profiles: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the trace as plain data.
-
-    Args:
-        timeline: what to write.
-        profiles: names of the run's profiles, traces of their own, as `otherData` lists them.
-    """
+    """Return the trace as plain data; `otherData` lists the run's profiles, which are traces of their own."""
     events: list[dict[str, Any]] = []
     roles: dict[str, int] = {}
     threads: dict[str, tuple[int, int]] = {}

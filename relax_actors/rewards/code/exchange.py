@@ -52,12 +52,7 @@ def unpacked(body: Any, held: Callable[[int], Any]) -> Any:
 
 
 class Channel:
-    """Two pipes to the other sandbox.
-
-    Args:
-        read: descriptor to read from.
-        write: descriptor to write to.
-    """
+    """Two pipes to the other sandbox."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write, self._rest = read, write, b""
@@ -69,11 +64,7 @@ class Channel:
             data = data[os.write(self._write, data) :]
 
     def receive(self) -> Any:
-        """Receive JSON types.
-
-        Raises:
-            EOFError: the other side has ended, or sent a line that is too long.
-        """
+        """Receive JSON types; raises EOFError if the other side has ended, or sent a line that is too long."""
         while b"\n" not in self._rest:
             data = os.read(self._read, 1 << 16)
             self._rest += data

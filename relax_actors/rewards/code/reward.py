@@ -92,11 +92,7 @@ class CodeTests:
         self._places = asyncio.Semaphore(concurrent or len(os.sched_getaffinity(0)))
 
     def check_requirements(self) -> None:
-        """Check that programs can be run here.
-
-        Raises:
-            ConfigError: no sandbox can be created.
-        """
+        """Check that programs can be run here; raises ConfigError if no sandbox can be created."""
         if self._sandbox == "bubblewrap":
             check_bubblewrap("reward.options.code_tests.sandbox")
 
@@ -130,11 +126,7 @@ class CodeTests:
         return passed
 
     def _prints(self, program: str, test: InputTest, limits: Limits) -> bool:
-        """Run a program with a test's input.
-
-        Raises:
-            ActorError: the sandbox could not be started.
-        """
+        """Run a program with a test's input; raises ActorError if the sandbox could not be started."""
         read, write = os.pipe()
         with os.fdopen(read, "rb") as begun:
             try:

@@ -18,12 +18,7 @@ NORMALISED = frozenset('"\\<[')
 
 
 def escaped(text: str, special: Iterable[str] = ()) -> str:
-    """Return a text as the inside of a JSON string; it contains no quote, line break, `<`, `[` or special token.
-
-    Args:
-        text: what a user or a policy wrote.
-        special: texts of the special tokens of the judge's tokenizer, if they are known.
-    """
+    """Return a text as the inside of a JSON string; it contains no quote, line break, `<`, `[` or special token."""
     found = json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', _code('"'))
     if not found.isascii():
         hidden = {c for c in found if not c.isascii() and NORMALISED & {*unicodedata.normalize("NFKC", c)}}

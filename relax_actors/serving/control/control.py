@@ -47,10 +47,7 @@ class RunFacts:
 class Control:
     """Requests, shows and cancels operations. All methods run in the loop of the broker's connection.
 
-    Args:
-        log: log of the run's operations.
-        leases: returns the leases of nodes and actors.
-        facts: see `RunFacts`.
+    `leases` returns the leases of nodes and actors.
     """
 
     def __init__(self, log: OperationLog, leases: Callable[[], Awaitable[Leases]], facts: RunFacts) -> None:
@@ -83,11 +80,7 @@ class Control:
         return plan if body.dry_run and known is None else await self._request(request)
 
     async def add_engine(self, body: EngineBody) -> Operation:
-        """Request that an external server joins the run.
-
-        Raises:
-            ApiError: as of `check_engine`.
-        """
+        """Request that an external server joins the run; raises as `check_engine`."""
         if (known := await self.check_engine(body)) is not None:
             return known
         request = OperationRequest(
@@ -163,11 +156,7 @@ class Control:
     ) -> Operation:
         """Request that a role is added, removed, or gets the code that is on disk.
 
-        Args:
-            kind: "add_role", "remove_role" or "replace_role".
-            role: name of the role.
-            body: of the request.
-            settings: table of the role as JSON, to add it.
+        `kind` is "add_role", with the role's table as JSON in `settings`, "remove_role" or "replace_role".
 
         Raises:
             ApiError: the request makes no sense by itself, or an operation is in the way. What the run's supervisor
@@ -216,11 +205,7 @@ class Control:
         return await self._log.read_async()
 
     async def operation(self, number: int) -> Operation:
-        """Return one operation.
-
-        Raises:
-            ApiError: there is none of this number.
-        """
+        """Return one operation; raises ApiError if there is none of this number."""
         found = (await self._log.read_async()).operations.get(number)
         if found is None:
             msg = f"there is no operation {number}; GET /v1/operations lists the operations"

@@ -126,11 +126,7 @@ async def body_of(request: Request, model: type[Body]) -> Body:
 
 
 def number_of(request: Request) -> int:
-    """Return the number in the path of a request.
-
-    Raises:
-        ApiError: it is none.
-    """
+    """Return the number in the path of a request; raises ApiError if it is none."""
     text = str(request.path_params["number"])
     if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
         raise ApiError(404, f"{text[:40]!r} is no id; ids are numbers, see GET /v1/operations", "not_found")

@@ -15,11 +15,7 @@ EMPTY = "EmptyModelResponseError"
 
 
 class LegacyEnvironment:
-    """A `vf.Environment`.
-
-    Raises:
-        VerifiersError: the verifiers that is installed has no such environments.
-    """
+    """A `vf.Environment`; raises VerifiersError if the verifiers that is installed has no such environments."""
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         import verifiers  # noqa: PLC0415 absent where the run is

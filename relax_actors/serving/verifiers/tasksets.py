@@ -44,11 +44,7 @@ class TasksetEnvironment:
         return iter(load_environment(self._config).taskset)
 
     def examples(self, split: str) -> Iterator[Example]:
-        """Yield the tasks of the taskset.
-
-        Raises:
-            VerifiersError: `split` is not "train".
-        """
+        """Yield the tasks of the taskset; raises VerifiersError if `split` is not "train"."""
         if split != "train":
             msg = f"a taskset has one stream of tasks, no split {split!r}; divide the file that --rows writes"
             raise VerifiersError(msg)
