@@ -77,20 +77,20 @@ def _grouped(lengths: Sequence[int], shared: Shared, max_tokens: int) -> list[li
     for group, length in zip(shared.groups, lengths, strict=True):
         longest[group] = max(length, longest.get(group, 0))
     order = sorted(range(len(lengths)), key=lambda i: (-longest[shared.groups[i]], shared.groups[i], shared.ranks[i]))
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     total, present = 0, dict[int, int]()
     for i in order:
         added = {medium: tokens for medium, tokens in shared.media[i].items() if medium not in present}
         size = max(lengths[i] - shared.prefixes[i], shared.least[i]) + sum(added.values())
-        if not found or total + size > max_tokens:
-            found.append([])
+        if not groups or total + size > max_tokens:
+            groups.append([])
             total, present = 0, {}
             added = dict(shared.media[i])
             size = lengths[i] + sum(added.values())
-        found[-1].append(i)
+        groups[-1].append(i)
         total += size
         present |= added
-    return found
+    return groups
 
 
 def group_work(lengths: Sequence[int], shared: Shared) -> dict[int, int]:

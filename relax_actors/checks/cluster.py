@@ -91,9 +91,9 @@ def place_on_nodes(
     elsewhere = {role for role in roles if role in ROLES.built_in and built_in_spec(role).is_elsewhere}
     names = {role: [f"{role}.{n}" for n in range(replicas(config, role))] for role in roles}
     needs = needs_of_actors(needs_of_roles(config, roles), names)
-    found = spread(needs, nodes, elsewhere, SPAN)
+    layout = spread(needs, nodes, elsewhere, SPAN)
     placed = []
-    for node, (actors, placement) in enumerate(zip(found.nodes, found.placements, strict=True)):
+    for node, (actors, placement) in enumerate(zip(layout.nodes, layout.placements, strict=True)):
         added = [f"{role}.{node * SPAN + n}" for role, count in (more or {}).items() if node for n in range(count)]
         for actor in (*actors, *added):
             gpus = placement.gpus.get(actor, ())
@@ -102,7 +102,7 @@ def place_on_nodes(
     placed += [_placed(config, facts, actor, 0, ()) for role in roles if role not in needy for actor in names[role]]
     order = {role: i for i, role in enumerate(roles)}
     placed.sort(key=lambda one: (one.node, order[one.role], int(one.actor.rpartition(".")[2])))
-    return ClusterPlacement(tuple(placed), (*found.problems, *_too_large(config, placed, nodes)))
+    return ClusterPlacement(tuple(placed), (*layout.problems, *_too_large(config, placed, nodes)))
 
 
 def _placed(config: Config, facts: ModelFacts, actor: str, node: int, gpus: Gpus) -> PlacedActor:

@@ -36,10 +36,10 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
         try:
-            found = _called(Path(sys.argv[1]), sys.argv[2], sys.stdin.buffer.read())
+            result = _called(Path(sys.argv[1]), sys.argv[2], sys.stdin.buffer.read())
         except (Exception, SystemExit) as error:  # noqa: BLE001 of the user's code
-            found = {"error": described(error)}
-        output.write(json.dumps(found))
+            result = {"error": described(error)}
+        output.write(json.dumps(result))
     os._exit(0)  # a thread of the user's code must not keep the process
 
 

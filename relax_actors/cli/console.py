@@ -85,11 +85,11 @@ def _newest() -> str:
     from relax_actors.console.run import runs_beside
     from relax_actors.errors import ConfigError
 
-    found = runs_beside("runs")
-    if not found:
+    runs = runs_beside("runs")
+    if not runs:
         msg = "runs/ holds no run; start one with `relax up CONFIG`, or name the folder of a run"
         raise ConfigError(msg)
-    return found[0]
+    return runs[0]
 
 
 def _inherited(descriptor: int) -> tuple[Any, Any]:

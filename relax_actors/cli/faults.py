@@ -191,8 +191,8 @@ def _damage(path: Path, way: Damage, source: random.Random) -> None:
 def _commands(at: Connected) -> dict[str, str]:
     """Part of the command line of each target without a lease."""
     server = inference_backend(at.config).server(at.config)
-    found = {} if server is None else {SERVER: f"{' '.join(server.command[1:])} "}
-    return {**found, NODE: "supervision.node ", BROKER: "nats-server "}
+    commands = {} if server is None else {SERVER: f"{' '.join(server.command[1:])} "}
+    return {**commands, NODE: "supervision.node ", BROKER: "nats-server "}
 
 
 def _check_target(at: Connected, target: str) -> None:

@@ -97,8 +97,8 @@ class _Sampler(threading.Thread):
     def idle(self, begin: float, end: float) -> float:
         """Stop; return the mean share of idle devices between two times (seconds since 1970)."""
         self._halt.set()
-        found = [share for at, share in self.samples if begin <= at <= end]
-        return 1.0 - float(np.mean(found)) if found else 0.0
+        shares = [share for at, share in self.samples if begin <= at <= end]
+        return 1.0 - float(np.mean(shares)) if shares else 0.0
 
 
 def mode_config(config: Config, mode: Mode, folder: Path) -> Config:
@@ -209,15 +209,15 @@ def predict_all(path: Path, settings: list[str], *, split: bool, as_json: bool) 
     section, import_path = config.simulate, str(path.resolve().parent)
     colocated = Mode("colocated", 0, section.rollout_devices)
     separate = [Mode("separate", staleness, section.rollout_devices) for staleness in section.staleness]
-    found: dict[Mode, Prediction] = {}
+    predictions: dict[Mode, Prediction] = {}
 
     def predicted(mode: Mode) -> Prediction:
-        if mode not in found:
+        if mode not in predictions:
             console.print(
                 f"{mode.name}: {mode.rollout_devices} of {section.devices} devices are for rollout", style="dim"
             )
-            found[mode] = predict(config, mode, import_path, console)
-        return found[mode]
+            predictions[mode] = predict(config, mode, import_path, console)
+        return predictions[mode]
 
     base = predicted(colocated).step_seconds
     for mode in separate:
@@ -229,7 +229,7 @@ def predict_all(path: Path, settings: list[str], *, split: bool, as_json: bool) 
     results = [
         Prediction(**{**asdict(p), "ratio": round(base / p.step_seconds, 3)})
         for _, p in sorted(
-            found.items(), key=lambda item: (item[0].placement, item[0].staleness, item[1].rollout_devices)
+            predictions.items(), key=lambda item: (item[0].placement, item[0].staleness, item[1].rollout_devices)
         )
     ]
     _show(console, config, results, best)

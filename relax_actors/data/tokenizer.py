@@ -66,7 +66,7 @@ class Tokenizer:
     @cached_property
     def stop_ids(self) -> frozenset[int]:
         """Ids that end a completion, from generation_config.json and config.json."""
-        found: set[int] = set()
+        stops: set[int] = set()
         for name in ("generation_config.json", "config.json"):
             path = self._folder / name
             body = _json_object(path)
@@ -75,8 +75,8 @@ class Tokenizer:
             if wrong := [i for i in ids if type(i) is not int or i < 0]:
                 msg = f"{path}: eos_token_id holds {wrong[0]!r:.80}, which is no token id; write a number or a list"
                 raise ConfigError(msg)
-            found |= set(ids)
-        return frozenset(found)
+            stops |= set(ids)
+        return frozenset(stops)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:

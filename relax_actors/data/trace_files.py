@@ -77,13 +77,13 @@ class TraceFiles:
         try:
             if isinstance(self._rows, Parquet):
                 record = self._rows.part(*self._rows.locate(number), HEAD)
-                found = FORMATS[PARQUET].head(record) if isinstance(record, dict) else None
+                head_of_row = FORMATS[PARQUET].head(record) if isinstance(record, dict) else None
             else:
                 record = self.record(number)
-                found = FORMATS[format_of(record, "")].head(record) if isinstance(record, dict) else None
+                head_of_row = FORMATS[format_of(record, "")].head(record) if isinstance(record, dict) else None
         except RowError:
             return None
-        return found if found is not None and found.row else None
+        return head_of_row if head_of_row is not None and head_of_row.row else None
 
     def trace(self, number: int) -> Trace:
         """Return a trace; raises RowError if it cannot be decoded, or is not exact."""

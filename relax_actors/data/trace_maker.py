@@ -144,10 +144,10 @@ def _have(turns: list[str], parts: list[str]) -> bool:
     texts = [_dense(turn) for turn in turns] if len(parts) > 1 else [_dense("".join(turns))]
     at = 0
     for part in parts:
-        found = next((i for i in (*range(at, len(texts)), *range(at)) if part in texts[i]), None)
-        if found is None:
+        place = next((i for i in (*range(at, len(texts)), *range(at)) if part in texts[i]), None)
+        if place is None:
             return False
-        at = found
+        at = place
     return True
 
 

@@ -179,10 +179,10 @@ class Progress:
     @property
     def restarted(self) -> dict[str, int]:
         """Restarts of each process that was restarted."""
-        found = self.ended_supervisors.copy()
+        restarts = self.ended_supervisors.copy()
         for children in self.supervised.values():
-            found.update({name: n for name, n in children.items() if n > 0})
-        return dict(found)
+            restarts.update({name: n for name, n in children.items() if n > 0})
+        return dict(restarts)
 
     @property
     def steps_per_second(self) -> float:
@@ -207,9 +207,9 @@ class Progress:
 
     def lines(self, now: float) -> list[str]:
         """Return new failures and announcements as plain lines, each to be printed at once."""
-        found = [*self.announced, *self.failures.due(now)]
+        due = [*self.announced, *self.failures.due(now)]
         self.announced.clear()
-        return found
+        return due
 
     def line(self) -> str:
         """Format the state as one plain line, for output that is no terminal."""

@@ -80,8 +80,8 @@ def _decode(table: Table, data: bytes) -> Quarantined:
 
 
 def _readable(table: Table, name: str, expected: type[Any]) -> list[tuple[RowId, Any]]:
-    found = []
+    readable = []
     for c, cell in table.snapshot([table.subjects.column(name)]):
         with suppress(CodecError, StoreError):
-            found.append((c.row, table.read(cell.data, expected)))
-    return found
+            readable.append((c.row, table.read(cell.data, expected)))
+    return readable

@@ -58,9 +58,9 @@ def with_recorded(config: Config) -> Config:
 def _quantiles(run: str, role: str, kind: str, name: str) -> Distribution:
     with connected(run) as at:
         values = (body.get(name) for body in read_metrics(at.table, role, kind))
-        found = [float(value) for value in values if isinstance(value, int | float) and 0 < value < MAX_SECONDS]
-    found = found[int(WARMUP_SHARE * len(found)) :]
-    if not found:
+        seconds = [float(value) for value in values if isinstance(value, int | float) and 0 < value < MAX_SECONDS]
+    seconds = seconds[int(WARMUP_SHARE * len(seconds)) :]
+    if not seconds:
         msg = f"run {run} has no metric {name} of kind {kind!r} of role {role}; record it again with this version"
         raise ConfigError(msg)
-    return Distribution(values=np.quantile(found, np.linspace(0, 1, QUANTILES)).round(5).tolist())
+    return Distribution(values=np.quantile(seconds, np.linspace(0, 1, QUANTILES)).round(5).tolist())

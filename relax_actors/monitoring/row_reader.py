@@ -81,12 +81,12 @@ class RowReader:
             RecordError: the record's frame of the row is damaged.
         """
         cells = (await self.cells(connection, f"{self.subjects.prefix}.{row}.>")).get(row, [])
-        found = RowCells(row, cells, self.resolver())
-        if _HAS & set(found.cells):
-            return found
+        from_table = RowCells(row, cells, self.resolver())
+        if _HAS & set(from_table.cells):
+            return from_table
         kept = None if self.record is None else self.record.row(row)
         # The table keeps the cells that end a row.
-        return kept or (found if cells else None)
+        return kept or (from_table if cells else None)
 
     async def step(self, connection: Connection, kind: str, step: int) -> dict[RowId, list[RowCell]]:
         """Return the cells that the table has of the rows of a step, or of an evaluated version."""
@@ -94,11 +94,11 @@ class RowReader:
 
     async def cells(self, connection: Connection, subject: str) -> dict[RowId, list[RowCell]]:
         """Return all stored cells of rows that a filter matches."""
-        found: defaultdict[RowId, list[RowCell]] = defaultdict(list)
+        by_row: defaultdict[RowId, list[RowCell]] = defaultdict(list)
         for cell in await self.read(connection, subject):
             place = self.subjects.parse(cell.subject)
-            found[place.row].append(RowCell(place.field, cell.sequence, cell.stored, cell.data))
-        return dict(found)
+            by_row[place.row].append(RowCell(place.field, cell.sequence, cell.stored, cell.data))
+        return dict(by_row)
 
     async def read(self, connection: Connection, subject: str) -> list[Cell]:
         """Return all stored cells that a filter matches; a subject that names no cell is left out."""

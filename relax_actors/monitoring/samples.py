@@ -99,7 +99,7 @@ class SampleReader:
             known = set(names)
             names = [row for row in record.rows(step=step) if row not in known] + names
             self.problems += map(str, record.damages())
-        return [found for row in names[-last if last else 0 :] if (found := self._row(row)) is not None]
+        return [shown for row in names[-last if last else 0 :] if (shown := self._row(row)) is not None]
 
     def detail(self, row: RowId) -> RowDetail | None:
         """Return everything about a row; None if neither the table nor the record has it.

@@ -179,8 +179,8 @@ class Watcher(threading.Thread):
             for message in messages:
                 sequence = message.metadata.sequence
                 recent = sequence is None or sequence.stream > (self._history or 0)
-                if (found := LogMessage.parse(message.subject, message.data)) is not None:
-                    self._take(found, recent=recent)
+                if (parsed := LogMessage.parse(message.subject, message.data)) is not None:
+                    self._take(parsed, recent=recent)
 
     def _take(self, message: LogMessage, *, recent: bool) -> None:
         """Update the views; stop if all first rows failed in an actor, which may belong to another machine's node."""

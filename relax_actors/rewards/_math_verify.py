@@ -38,8 +38,8 @@ def math_verify(completion: str, prompt: Prompt) -> float:
     if not gold:
         msg = f"reward math_verify finds no expression in the answer {answer!r:.80}; fix the row or use exact_match"
         raise RowError(msg)
-    found = package().parse(completion, parsing_timeout=None)
-    return float(package().verify(list(gold), found, timeout_seconds=None))
+    given = package().parse(completion, parsing_timeout=None)
+    return float(package().verify(list(gold), given, timeout_seconds=None))
 
 
 @lru_cache(maxsize=1024)

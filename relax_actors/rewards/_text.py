@@ -53,5 +53,5 @@ _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 
 def final_part(completion: str) -> str:
     r"""Return the content of the last `<answer>` tag, else of the last `\boxed{}`, else the whole completion."""
-    found = _TAG.findall(completion) or _BOXED.findall(completion)
-    return (found[-1] if found else completion).strip()
+    parts = _TAG.findall(completion) or _BOXED.findall(completion)
+    return (parts[-1] if parts else completion).strip()

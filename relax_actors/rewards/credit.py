@@ -84,10 +84,10 @@ def token_rewards(trajectory: Trajectory, credit: Credit, discount: float) -> ND
 
 def discounted(rewards: NDArray[np.float64], discount: float) -> NDArray[np.float64]:
     """Return the discounted returns of turns or branches, `[units] float64`."""
-    found, total = np.zeros(len(rewards)), 0.0
+    returns, total = np.zeros(len(rewards)), 0.0
     for t in range(len(rewards) - 1, -1, -1):
-        total = found[t] = rewards[t] + discount * total
-    return found
+        total = returns[t] = rewards[t] + discount * total
+    return returns
 
 
 def environment(completion: str, prompt: Prompt, sample: Sample | None = None) -> float:

@@ -101,9 +101,9 @@ class RewardScorer:
             TimeoutError: an async function took longer than the deadline.
         """
         calls = [self._called(path, function, texts, prompt, samples) for path, function in self._functions.items()]
-        found = await together(calls) if self._asyncs else [await call for call in calls]
+        results = await together(calls) if self._asyncs else [await call for call in calls]
         self.calls += 1
-        given = dict(zip(self._functions, found, strict=True))
+        given = dict(zip(self._functions, results, strict=True))
         given |= {name: [total_of(value, name) for value in columns[name]] for name in self.columns}
         by_name = {path: given[path] for path in self._weights}
         return [self._sum({path: totals[i] for path, totals in by_name.items()}) for i in range(len(texts))]

@@ -148,8 +148,8 @@ class EpisodeRollout(Rollout):
                 return None
             shared = count_shared(start, tokens)
             self._media.check_sequence(row.media, tokens, shared)
-            found: PromptMedia | None = prefix(shared)
-            return found
+            media: PromptMedia | None = prefix(shared)
+            return media
 
         version = prompt.min_version if prompt.exact_version else None
 
@@ -170,10 +170,10 @@ class EpisodeRollout(Rollout):
                 if free[i] > 0
             }
             calls += 1
-            found = [_nothing() for _ in sequences]
+            generations = [_nothing() for _ in sequences]
             for i, (generation,) in zip(requests, self._policy.answer(list(requests.values()), version), strict=True):
-                found[i] = generation
-            return found
+                generations[i] = generation
+            return generations
 
         return generate
 

@@ -46,13 +46,13 @@ class JudgePrompts:
         for cuts in range(MOST_CUTS):
             size = None
             try:
-                found = self._encoded(texts)
-                size = len(found)
+                ids = self._encoded(texts)
+                size = len(ids)
             except TooLongError:
                 pass
             if size is not None and size <= self._room:
                 self.shortened += cuts > 0
-                return found
+                return ids
             longest = max(texts, key=lambda name: len(texts[name]))
             kept = SHRINK * (0.5 if size is None else self._room / size)
             texts[longest] = cut_middle(texts[longest], int(kept * len(texts[longest])))
@@ -109,19 +109,19 @@ def choices_of(tokenizer: Tokenizer, texts: Sequence[str], setting: str) -> list
     Raises:
         ConfigError: the tokenizer cannot encode one, or one begins with another, so that their probabilities overlap.
     """
-    found: list[NDArray[np.int32]] = []
+    choices: list[NDArray[np.int32]] = []
     for text in texts:
         try:
-            found.append(tokenizer.encode(text, special=False))
+            choices.append(tokenizer.encode(text, special=False))
         except RowError as error:
             msg = f"{setting}: the judge's model cannot write the answer {text!r}: {error}; use another model"
             raise ConfigError(msg) from error
-    for i, one in enumerate(found):
-        for k, other in enumerate(found):
+    for i, one in enumerate(choices):
+        for k, other in enumerate(choices):
             if i != k and np.array_equal(one, other[: len(one)]):
                 msg = (
                     f"{setting}: in the judge's tokens the answer {texts[k]!r} begins with {texts[i]!r}, so their "
                     "probabilities overlap; lower most, to at most 9 for single digits"
                 )
                 raise ConfigError(msg)
-    return found
+    return choices

@@ -91,19 +91,19 @@ def scores_of(value: Any, samples: int, name: str) -> list[float | Score]:
         RowError: it has no finite number for each sample.
     """
     if isinstance(value, Reward):
-        found: list[float | Score] = list(_scores(value))
+        scores: list[float | Score] = list(_scores(value))
     else:
         try:
             numbers = np.asarray(value, np.float64)
         except (TypeError, ValueError):
             numbers = np.zeros((0, 0))
-        found = numbers.tolist() if numbers.ndim == 1 else []
-    if len(found) != samples:
+        scores = numbers.tolist() if numbers.ndim == 1 else []
+    if len(scores) != samples:
         msg = (
             f"the column of the role {name} holds {value!r:.200} for {samples} samples; it must hold one score for each"
         )
         raise RowError(msg)
-    return found
+    return scores
 
 
 def _scores(reward: Reward) -> list[Score]:

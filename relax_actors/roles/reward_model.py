@@ -97,15 +97,17 @@ class RewardModel(CheckedRewardModel):
         tokens = [np.zeros(length, np.float32) for length in lengths.tolist()] if is_dense else []
         begins = np.cumsum(lengths) - lengths
         for i, answer in answers.items():
-            found = value_of(scores[i], self.value, self.label)
-            if not np.isfinite(found).all():
-                msg = f"the reward model gives sample {i} a score of {found[~np.isfinite(found)][0]}; check its folder"
+            scored = value_of(scores[i], self.value, self.label)
+            if not np.isfinite(scored).all():
+                msg = (
+                    f"the reward model gives sample {i} a score of {scored[~np.isfinite(scored)][0]}; check its folder"
+                )
                 raise RowError(msg)
             if is_dense:
                 own = trajectory.token_ids[begins[i] : begins[i] + lengths[i]]
-                tokens[i] = token_values(found, answer.ends, own, self._tokenizer.decode)
+                tokens[i] = token_values(scored, answer.ends, own, self._tokenizer.decode)
             else:
-                values[i] = value_of_steps(found, self.steps if self._folder.of_steps else "last")
+                values[i] = value_of_steps(scored, self.steps if self._folder.of_steps else "last")
         return Reward(values, {}, np.concatenate(tokens) if tokens else None, lengths if tokens else None)
 
     def metrics(self) -> dict[str, float]:

@@ -51,11 +51,11 @@ def logprobs(record: Mapping[str, Any], name: str, count: int, where: str) -> Ar
         msg = f"{where}: {name} has {len(given)} numbers for {count} tokens; write one for each token"
         raise TraceError(msg)
     with np.errstate(over="ignore"):
-        found = np.array(given, np.float64).astype(np.float32)
-    if not np.isfinite(found).all():
-        msg = f"{where}: {name} has the value {given[int(np.argmin(np.isfinite(found)))]}; write finite numbers"
+        numbers = np.array(given, np.float64).astype(np.float32)
+    if not np.isfinite(numbers).all():
+        msg = f"{where}: {name} has the value {given[int(np.argmin(np.isfinite(numbers)))]}; write finite numbers"
         raise TraceError(msg)
-    return found
+    return numbers
 
 
 def number(value: Any, what: str, where: str) -> float | None:

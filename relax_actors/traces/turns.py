@@ -123,15 +123,15 @@ def without_repeats(sequences: Iterable[TokenSequence]) -> tuple[TokenSequence, 
 
     Branches hold the tokens before they part several times. In the later ones these tokens are context.
     """
-    found: list[TokenSequence] = []
+    unique: list[TokenSequence] = []
     for sequence in sequences:
         mask = sequence.loss_mask.copy()
-        for earlier in found:
+        for earlier in unique:
             mask[: _shared(earlier, sequence)] = False
-        found.append(
+        unique.append(
             TokenSequence(sequence.token_ids, mask, sequence.logprobs, sequence.versions, player=sequence.player)
         )
-    return tuple(found)
+    return tuple(unique)
 
 
 def _shared(one: TokenSequence, other: TokenSequence) -> int:

@@ -132,10 +132,10 @@ def _encode_tensor(base: Tensor, new: Tensor) -> dict[str, NDArray[Any]]:
         changed = np.zeros(len(current), np.bool_)
         changed[np.concatenate(changed_at)] = True
         where = {"bits": np.packbits(changed)}
-    found = {name: np.concatenate(parts) for name, parts in lists.items()}
-    found["small"] = found["small"].astype(np.int8)
+    arrays = {name: np.concatenate(parts) for name, parts in lists.items()}
+    arrays["small"] = arrays["small"].astype(np.int8)
     steps = {"steps": _pack(np.concatenate(codes))}
-    return where | steps | {name: array for name, array in found.items() if len(array)}
+    return where | steps | {name: array for name, array in arrays.items() if len(array)}
 
 
 def _step_codes(difference: NDArray[Any]) -> NDArray[np.uint8]:

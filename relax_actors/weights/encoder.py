@@ -82,13 +82,13 @@ class LocalSource:
         """Pass each tensor to `take`; see `WeightSource`."""
         with self._lock:
             left = {n: tensor.detach().to(published_dtype(n, self._dtype)) for n, tensor in self._read().items()}
-        found = weights.Fingerprint()
+        digest = weights.Fingerprint()
         for name in sorted(left):
             tensor = left.pop(name)
-            found.add(name, tensor)
+            digest.add(name, tensor)
             take(name, tensor)
-        self.prefixes = found.prefixes
-        return found.hexdigest()
+        self.prefixes = digest.prefixes
+        return digest.hexdigest()
 
     def total(self, number: int) -> int:
         """Return the number."""
@@ -113,10 +113,10 @@ def visit_into(source: WeightSource, open_file: Callable[[ExitStack], Take], fil
             take = open_file(stack)
         except OSError as error:
             failure, take = error, ignore
-        found = source.visit(take, files)
+        fingerprint = source.visit(take, files)
     if failure is not None:
         raise failure
-    return found
+    return fingerprint
 
 
 class WeightEncoder:

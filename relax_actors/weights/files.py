@@ -87,10 +87,10 @@ class Fingerprint:
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """Return the digest of a set of weights, of which one after the other is read; see `Fingerprint`."""
-    found = Fingerprint()
+    digest = Fingerprint()
     for name in sorted(tensors):
-        found.add(name, tensors[name])
-    return found.hexdigest()
+        digest.add(name, tensors[name])
+    return digest.hexdigest()
 
 
 def fingerprint_of_files(shards: Sequence[Path]) -> str:
@@ -99,13 +99,13 @@ def fingerprint_of_files(shards: Sequence[Path]) -> str:
     Raises:
         StoreError: a shard is missing or is not a safetensors file.
     """
-    found = Fingerprint()
+    digest = Fingerprint()
     with ExitStack() as stack:
         files = [stack.enter_context(_opened(shard)) for shard in shards]
         places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 not a mapping
         for name in sorted(places):
-            found.add(name, places[name].get_tensor(name))
-    return found.hexdigest()
+            digest.add(name, places[name].get_tensor(name))
+    return digest.hexdigest()
 
 
 def _bytes_of(data: Tensor) -> Any:

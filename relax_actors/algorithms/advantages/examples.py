@@ -33,8 +33,8 @@ def try_advantage(config: Config) -> Iterator[str]:
     examples = list(example_groups(sizes, config.reward_components))
     for name, group in examples:
         try:
-            found = call_user_function(function, source, group)
-            check_advantages(np.asarray(found), group, source)
+            advantages = call_user_function(function, source, group)
+            check_advantages(np.asarray(advantages), group, source)
         except (ConfigError, ValueError) as error:
             if not isinstance(error.__cause__, ValueError):
                 msg = f"{error} (tried on a made-up {name})"

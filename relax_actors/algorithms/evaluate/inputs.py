@@ -60,11 +60,11 @@ class Inputs:
         """
         if self._lengths is not None:
             return self._lengths
-        found = self.optional("lengths", [1] * samples)
-        if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
+        lengths = self.optional("lengths", [1] * samples)
+        if not isinstance(lengths, list) or not all(type(n) is int and n >= 0 for n in lengths):
             msg = "input 'lengths' must be a list with the number of tokens of each sample"
             raise ValueError(msg)
-        return bounded(found)
+        return bounded(lengths)
 
     def sample(self, name: str) -> Tensor:
         """Return an input with one number for each sample, `[samples] float64`.
@@ -84,10 +84,10 @@ class Inputs:
         if not _is_ragged(rows) or [len(row) for row in rows] != self.lengths:
             msg = f"input {name!r} must have one list of numbers for each sample, of lengths {self.lengths}"
             raise ValueError(msg)
-        found = torch.zeros(len(rows), max([1, *self.lengths]), dtype=torch.float64)
+        padded = torch.zeros(len(rows), max([1, *self.lengths]), dtype=torch.float64)
         for i, row in enumerate(rows):
-            found[i, : len(row)] = _numbers(row, f"{name}[{i}]")
-        return found.requires_grad_(gradient)
+            padded[i, : len(row)] = _numbers(row, f"{name}[{i}]")
+        return padded.requires_grad_(gradient)
 
     def sample_or_token(self, name: str) -> Tensor:
         """Return an input with one number for each sample or each token, `[samples, width] float64`."""
@@ -112,15 +112,15 @@ class Inputs:
             msg = f"input {name!r} must have one list for each token of the samples, of lengths {lengths}"
             raise ValueError(msg)
         size = len(next((token for row in rows for token in row), [0]))
-        found = torch.zeros(len(rows), max([1, *lengths]), size, dtype=torch.float64)
+        padded = torch.zeros(len(rows), max([1, *lengths]), size, dtype=torch.float64)
         for i, row in enumerate(rows):
             for t, token in enumerate(row):
                 numbers = _numbers(token, f"{name}[{i}][{t}]")
                 if len(numbers) != size:
                     msg = f"input {name}[{i}][{t}] has {len(numbers)} numbers, the first token has {size}; give as many"
                     raise ValueError(msg)
-                found[i, t] = numbers
-        return found.requires_grad_(gradient)
+                padded[i, t] = numbers
+        return padded.requires_grad_(gradient)
 
     def groups(self, samples: int) -> list[list[int]]:
         """Return the samples of each group of the input `groups`, in the order of their first samples; or all.

@@ -76,12 +76,12 @@ def save_observed(table: Table, settings: dict[str, Any], path: Path) -> int:
     lines.append({"fingerprints": {str(version): each for version, each in sorted(seen.fingerprints.items())}})
 
     async def read() -> list[Any]:
-        found = []
+        entries = []
         async for message in log_messages(table):
             with suppress(ValueError, RecursionError):
                 body = masked(json.loads(message.data))
-                found.append([round(message.metadata.timestamp.timestamp(), 6), message.subject, body])
-        return found
+                entries.append([round(message.metadata.timestamp.timestamp(), 6), message.subject, body])
+        return entries
 
     lines += table.connection.call(read(), CALL_DEADLINE)
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()

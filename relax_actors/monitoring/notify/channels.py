@@ -163,20 +163,20 @@ def channels_of(section: NotifySection, environment: Mapping[str, str] = os.envi
     Raises:
         ConfigError: a variable is not set, a program does not exist, or a service is unknown.
     """
-    found: list[Channel] = []
+    channels: list[Channel] = []
     if section.webhook is not None:
-        found.append(Webhook(_resolved("notify.webhook", section.webhook, environment)))
+        channels.append(Webhook(_resolved("notify.webhook", section.webhook, environment)))
     if section.command:
         if shutil.which(section.command[0]) is None:
             msg = f"notify.command: there is no program {section.command[0]!r}; give its path"
             raise ConfigError(msg)
-        found.append(Command(section.command))
+        channels.append(Command(section.command))
     if section.apprise:
         if find_spec("apprise") is None:
             msg = "notify.apprise needs a package: pip install 'relax-actors[apprise]'"
             raise MissingPackageError(msg)
-        found.append(Services(tuple(_resolved("notify.apprise", url, environment) for url in section.apprise)))
-    return found
+        channels.append(Services(tuple(_resolved("notify.apprise", url, environment) for url in section.apprise)))
+    return channels
 
 
 def check_notify(section: NotifySection | None) -> Iterator[str]:

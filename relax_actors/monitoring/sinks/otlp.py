@@ -107,16 +107,16 @@ def _exporter(url: str) -> Any:
 def spans_of(run: str, timeline: Timeline) -> list[ReadableSpan]:
     """Return the spans of a timeline, or a part of one, as OpenTelemetry has them."""
     rows: defaultdict[str, list[Span]] = defaultdict(list)
-    found = []
+    exported = []
     for span in timeline.spans:
         if span.row:
             rows[span.row].append(span)
         else:
             place = f"step/{span.step}"
-            found.append(_span(run, span, place, f"{place}/{span.actor}/{span.name}", None, []))
+            exported.append(_span(run, span, place, f"{place}/{span.actor}/{span.name}", None, []))
     for row, spans in rows.items():
-        found += _row(run, row, spans)
-    return found
+        exported += _row(run, row, spans)
+    return exported
 
 
 def _row(run: str, row: str, spans: list[Span]) -> Iterator[ReadableSpan]:

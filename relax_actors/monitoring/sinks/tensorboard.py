@@ -34,9 +34,9 @@ class TensorBoard:
 
     def take(self, message: LogMessage) -> None:
         """Write the scalars of a step or an evaluation, with the time of the message."""
-        if (found := message.scalars()) is None:
+        if (figures := message.scalars()) is None:
             return
-        step, scalars = found
+        step, scalars = figures
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in self._names.keep(scalars).items()]
         at = message.body.get("time")
         time = float(at) if isinstance(at, int | float) and abs(at) <= sys.float_info.max else 0.0

@@ -37,8 +37,8 @@ class WeightsAndBiases:
 
     def take(self, message: LogMessage) -> None:
         """Log the scalars of a step or an evaluation."""
-        if (found := message.scalars()) is not None:
-            step, scalars = found
+        if (figures := message.scalars()) is not None:
+            step, scalars = figures
             self._run.log({"step": step, **self._names.keep(scalars)})
 
     def close(self) -> None:

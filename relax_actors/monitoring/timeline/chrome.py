@@ -70,7 +70,7 @@ def _span(span: Span, pid: int, tid: int) -> dict[str, Any]:
 
 def _arrows(flows: dict[str, list[tuple[Span, int, int]]]) -> list[dict[str, Any]]:
     """Return an arrow from each span of a row to the next one that begins when it has ended."""
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for row, spans in flows.items():
         spans.sort(key=lambda entry: entry[0].end)
         for (before, *source), (after, *target) in pairwise(spans):
@@ -78,10 +78,10 @@ def _arrows(flows: dict[str, list[tuple[Span, int, int]]]) -> list[dict[str, Any
                 continue
             arrow = {"name": "row", "cat": "row", "id": f"{row} {after.name}"}
             pid, tid = source
-            found.append({"ph": "s", **arrow, "pid": pid, "tid": tid, "ts": _micro(before.end)})
+            events.append({"ph": "s", **arrow, "pid": pid, "tid": tid, "ts": _micro(before.end)})
             pid, tid = target
-            found.append({"ph": "f", "bp": "e", **arrow, "pid": pid, "tid": tid, "ts": _micro(after.begin)})
-    return found
+            events.append({"ph": "f", "bp": "e", **arrow, "pid": pid, "tid": tid, "ts": _micro(after.begin)})
+    return events
 
 
 def _micro(seconds: float) -> int:

@@ -212,21 +212,21 @@ def tests_of(prompt: Prompt) -> tuple[list[InputTest] | list[str], str | None]:
         RowError: there are none, they are neither all statements nor all inputs with outputs, or a statement uses no
             name of the program.
     """
-    found, entry = prompt.metadata.get("tests"), prompt.metadata.get("entry_point")
+    tests, entry = prompt.metadata.get("tests"), prompt.metadata.get("entry_point")
     match prompt.metadata:
-        case {"test": str(test), "entry_point": str(name)} if found is None and name.isidentifier():
+        case {"test": str(test), "entry_point": str(name)} if tests is None and name.isidentifier():
             return [f"{test}\ncheck({name})"], name
     if entry is None or (isinstance(entry, str) and entry.isidentifier()):
-        if isinstance(found, list) and found and all(isinstance(test, str) for test in found):
-            if entry is None and (idle := next((test for test in found if not uses_program(test)), None)):
+        if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
+            if entry is None and (idle := next((test for test in tests if not uses_program(test)), None)):
                 msg = f"reward code_tests: the statement {idle!r:.80} uses no name of the program; set entry_point"
                 raise RowError(msg)
-            return found, entry
-        if isinstance(found, list) and found and all(_is_input(test) for test in found):
-            return [InputTest(test["input"], test["output"]) for test in found], None
+            return tests, entry
+        if isinstance(tests, list) and tests and all(_is_input(test) for test in tests):
+            return [InputTest(test["input"], test["output"]) for test in tests], None
     msg = (
         f"reward code_tests reads the field tests of a row as a list of statements or of {{input, output}}, it is "
-        f"{found!r:.80}; the row has {sorted(prompt.metadata)}"
+        f"{tests!r:.80}; the row has {sorted(prompt.metadata)}"
     )
     raise RowError(msg)
 

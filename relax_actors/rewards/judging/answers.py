@@ -52,11 +52,11 @@ def object_at_end(text: str) -> dict[str, Any]:
     begin = -1
     while rest.endswith("}") and (begin := rest.find("{", begin + 1)) >= 0:
         try:
-            found = json.loads(rest[begin:])
+            parsed = json.loads(rest[begin:])
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
-            return found
+        if isinstance(parsed, dict):
+            return parsed
     msg = f"the judge's answer does not end with a JSON object: {text!r:.200}"
     raise ValueError(msg)
 

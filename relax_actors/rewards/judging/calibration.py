@@ -56,12 +56,12 @@ class Calibration:
             msg = f"{where} cannot be read: {error}"
             raise ConfigError(msg) from error
         examples = [_example(line, f"{where}, line {i}", grading) for i, line in enumerate(lines, 1) if line.strip()]
-        found = cls(examples, grading, least, setting)
-        if not any(found.pairs()):
+        calibration = cls(examples, grading, least, setting)
+        if not any(calibration.pairs()):
             of_one = " of one prompt" if grading.mode == "pairwise" else ""
             msg = f"{where} has no two examples{of_one} with different scores; add some"
             raise ConfigError(msg)
-        return found
+        return calibration
 
     def pairs(self) -> Iterator[tuple[int, int]]:
         """Yield the indices of examples with different scores, the better one first."""
@@ -75,14 +75,14 @@ class Calibration:
         """Return what to ask: about each example, or each pair in both orders."""
         if self.grading.mode != "pairwise":
             return [self.grading.single(example.completion, example.prompt) for example in self.examples]
-        found = []
+        asked = []
         for better, worse in self.pairs():
             one, other = self.examples[better], self.examples[worse]
-            found += [
+            asked += [
                 self.grading.comparison(one.completion, other.completion, one.prompt),
                 self.grading.comparison(other.completion, one.completion, one.prompt),
             ]
-        return found
+        return asked
 
     def agreement(self, answers: Sequence[float]) -> float:
         """Return the share of pairs that the answers order as the scores do; a tie counts half.

@@ -176,14 +176,14 @@ class Control:
     async def roles(self) -> dict[str, Any]:
         """Return the roles that have actors, as JSON."""
         leases = await self._leases()
-        found: dict[str, list[dict[str, Any]]] = {}
+        by_role: dict[str, list[dict[str, Any]]] = {}
         for _, node in sorted(nodes_of(leases).items()):
             for name in node.children:
                 lease = leases.get(name, {})
                 shown = {**_shown_actor(node, name, lease, None), "code": lease.get("code", "")}
                 shown["handled"] = lease.get("handled", 0)
-                found.setdefault(name.rpartition(".")[0], []).append(shown)
-        return {"roles": [{"role": role, "actors": actors} for role, actors in found.items()], "total": len(found)}
+                by_role.setdefault(name.rpartition(".")[0], []).append(shown)
+        return {"roles": [{"role": role, "actors": actors} for role, actors in by_role.items()], "total": len(by_role)}
 
     async def _refuse_last(self, engine: Operation) -> None:
         nodes = nodes_of(await self._leases()).values()
@@ -206,11 +206,11 @@ class Control:
 
     async def operation(self, number: int) -> Operation:
         """Return one operation; raises ApiError if there is none of this number."""
-        found = (await self._log.read_async()).operations.get(number)
-        if found is None:
+        known = (await self._log.read_async()).operations.get(number)
+        if known is None:
             msg = f"there is no operation {number}; GET /v1/operations lists the operations"
             raise ApiError(404, msg, "not_found")
-        return found
+        return known
 
     async def cancel(self, number: int, reason: str) -> Operation:
         """Cancel an operation that is not yet HEALTH_CHECKING.

@@ -92,8 +92,8 @@ class ControlRoutes:
         if state and state not in State.__members__:
             msg = f"state {state[:40]!r} does not exist; states are {', '.join(State.__members__)}"
             raise ApiError(400, msg, "invalid_request")
-        found = [o for o in (await self._control.history()).operations.values() if state in ("", o.state)]
-        return JSONResponse({"operations": [o.shown() for o in found], "total": len(found)})
+        shown = [o for o in (await self._control.history()).operations.values() if state in ("", o.state)]
+        return JSONResponse({"operations": [o.shown() for o in shown], "total": len(shown)})
 
     async def operation(self, request: Request, _: str) -> Response:
         """Show one operation with the times of its states."""
