@@ -95,13 +95,7 @@ def has_own_functions(algorithm: AlgorithmSection) -> bool:
 
 
 def call_user_function(function: Callable[..., Any], source: str, *arguments: Any, **settings: Any) -> Any:
-    """Call a user's function; an exception names the setting and the line.
-
-    Args:
-        function: the function.
-        source: setting that names it, and of what it was called, for errors.
-        arguments: its arguments.
-        settings: its keyword-only arguments.
+    """Call a user's function; an exception names the setting `source` and the line.
 
     Raises:
         ConfigError: the function raised an exception.

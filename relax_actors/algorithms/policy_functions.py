@@ -119,11 +119,6 @@ class PolicyFunctions:
 def checked_loss(result: object, mask: Tensor, source: str) -> Tensor:
     """Return the loss of each token from what a user's policy loss returned, if all of it is usable.
 
-    Args:
-        result: what it returned.
-        mask: `[batch, seq] bool`, tokens that count.
-        source: setting that names the function, for errors.
-
     Raises:
         ConfigError: as `checked`, or `clipped` or `ratio` of a `PolicyLoss` do not fit the tokens.
     """
@@ -155,12 +150,7 @@ def checked_choice(chosen: object, tokens: int, source: str) -> Array:
 
 
 def checked(values: object, mask: Tensor, source: str) -> Tensor:
-    """Return what a user's function returned for each token, if it is usable.
-
-    Args:
-        values: what it returned.
-        mask: `[batch, seq] bool`, tokens that count.
-        source: setting that names the function, for errors.
+    """Return what a user's function returned for each token, if it is usable; `mask` is `[batch, seq] bool`.
 
     Raises:
         ConfigError: it is no tensor of the mask's shape, or a number of a trained token is not finite.

@@ -78,12 +78,7 @@ def calls_of(config: Config) -> list[Call]:
 
 
 def check_calls(run: CheckedRun, import_path: Path) -> list[Callable[[], Iterator[str]]]:
-    """Return the checks that call rewards and the environment, if their roles start on this machine.
-
-    Args:
-        run: the run, with the first row of each section with data.
-        import_path: folder from which dotted paths are imported.
-    """
+    """Return the checks that call rewards and the environment, if their roles start on this machine."""
     calls = [call for call in calls_of(run.config) if role_of(call.setting) in run.here]
     return [partial(check_call, run.config, call, import_path, run.first_rows) for call in calls]
 

@@ -79,13 +79,9 @@ class ClusterPlacement:
 def place_on_nodes(
     config: Config, nodes: Sequence[Inventory], facts: ModelFacts, more: Mapping[str, int] | None = None
 ) -> ClusterPlacement:
-    """Place the actors of a run; those that need no GPU are on node 0, as `relax up` starts them.
+    """Place the actors of a run on nodes with GPUs; those that need none are on node 0, as `relax up` starts them.
 
-    Args:
-        config: the configuration.
-        nodes: GPUs of each node.
-        facts: size and shape of the model.
-        more: additional actors on every node but the first, a number for each role; they compute on CPUs.
+    `more` are additional actors of roles on every node but the first; they compute on CPUs.
     """
     roles = role_names(config)
     elsewhere = {role for role in roles if role in ROLES.built_in and built_in_spec(role).is_elsewhere}

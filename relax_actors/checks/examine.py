@@ -208,9 +208,7 @@ def require(
 def check_model(config: Config, folder: Path) -> CheckedModel:
     """Check the model against its tokenizer and the stop strings; return what it is.
 
-    Args:
-        config: configuration of the run.
-        folder: folder of the model; where the model is given by its architecture, files are written to it.
+    Files of a model that is given by its architecture are written to the folder.
 
     Raises:
         ConfigError: the model cannot be read, or contradicts its tokenizer or `rollout.stop`.

@@ -60,15 +60,10 @@ def role_of(setting: str) -> str:
 
 
 def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
-    """Score the answer of a row as if the model had written it.
+    """Score the answer of a row as if the model had written it, by the reward that `setting` names.
 
     Each character counts as a token, at least one; each measurement of an episode is 1, its reward 0, and so are scores
     of roles.
-
-    Args:
-        config: configuration of the run.
-        setting: "reward.function", or the `reward` of a set of [eval].
-        prompt: the row.
 
     Raises:
         RowError: a function did not return a finite number or score.

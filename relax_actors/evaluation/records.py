@@ -97,12 +97,7 @@ class Evaluated:
 
 
 def write_evaluation(path: Path, head: Evaluated, records: Iterable[Record]) -> None:
-    """Write the file of an evaluation atomically; only its user may read it.
-
-    Args:
-        path: its name.
-        head: the evaluation; its own records are not used.
-        records: its rows, which are written one by one.
+    """Write the file of an evaluation, `head` with other rows, atomically; only its user may read it.
 
     Raises:
         OSError: it cannot be written.

@@ -42,13 +42,7 @@ class Computed:
 
 
 class Model:
-    """A model of a run and the feed of its steps.
-
-    Args:
-        recording: record of the run.
-        config: settings to compute with.
-        name: "policy" or "critic".
-    """
+    """A model of a run, "policy" or "critic", and the feed of its steps, with the settings to compute with."""
 
     def __init__(self, recording: Recording, config: Config, name: str) -> None:
         self.name, self._recording, self._config = name, recording, config

@@ -78,14 +78,7 @@ class Replay:
 
 
 class Replayer:
-    """Computes steps of one model again.
-
-    Args:
-        recording: record of the run.
-        config: settings to compute with.
-        name: "policy" or "critic".
-        progress: told what is computed next.
-    """
+    """Computes steps of one model, "policy" or "critic", again; `progress` is told what is computed next."""
 
     def __init__(self, recording: Recording, config: Config, name: str, progress: Progress = lambda _: None) -> None:
         self._recording, self._progress = recording, progress

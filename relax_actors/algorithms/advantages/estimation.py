@@ -145,11 +145,7 @@ class RowEstimation:
     ) -> Advantage:
         """Compute the advantages of a row; those of its players, if there are any, each as a row of its own.
 
-        Args:
-            reward: rewards of the row.
-            columns: values of `columns`.
-            source: origin of the reward, for errors.
-            kl_coefficient: coefficient of the KL in the reward; None for that of the configuration.
+        `kl_coefficient` is that of the KL in the reward; None for that of the configuration.
 
         Raises:
             RowError: a column does not fit the others, or the estimator refuses the row or returns no finite number for

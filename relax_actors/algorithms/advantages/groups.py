@@ -152,12 +152,7 @@ class Group:
         return np.repeat(values, self.token_counts)
 
     def select(self, samples: Sequence[int], *, greedy_reward: float | None = None) -> Group:
-        """Return a group of some of the samples, in the given order.
-
-        Args:
-            samples: their indices.
-            greedy_reward: reward of the greedy sample; None to keep it.
-        """
+        """Return a group of some samples, by their indices; None keeps the reward of the greedy sample."""
         index = np.asarray(samples)
         tokens: Array | None = None
         if self.lengths is not None:

@@ -168,9 +168,7 @@ def bounded(lengths: list[int]) -> list[int]:
 def as_json(value: float | Tensor | list[Any], lengths: Sequence[int]) -> Any:
     """Return an output as plain data; a tensor `[samples, width, ...]` as ragged lists, nan and inf as text.
 
-    Args:
-        value: the output.
-        lengths: number of tokens of each sample; empty if there are no tokens.
+    `lengths` are the numbers of tokens of the samples; empty if there are no tokens.
     """
     if isinstance(value, Tensor):
         rows = value.detach().double() if value.is_floating_point() else value.detach().long()
