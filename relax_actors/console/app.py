@@ -37,12 +37,7 @@ PULSE = "Relax-Pulse"
 
 
 class Console:
-    """The application.
-
-    Args:
-        runs: the runs that it shows.
-        operations: changes that an operator may request, by name.
-    """
+    """The application."""
 
     def __init__(self, runs: ConsoleRuns, operations: Mapping[str, Operation]) -> None:
         self._runs, self._operations = runs, operations
@@ -114,11 +109,7 @@ def _proof_of(token: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _object(request: Request) -> dict[str, Any]:
-    """Read the JSON object of a request.
-
-    Raises:
-        RequestError: it is too large or no JSON object.
-    """
+    """Read the JSON object of a request; raises RequestError if it is too large or no JSON object."""
     data = b""
     async for part in request.stream():
         data += part

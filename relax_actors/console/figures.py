@@ -34,8 +34,7 @@ class Curve:
 class Figures:
     """Values of each figure by step. A replayed step replaces its earlier values, except times (`*_seconds`).
 
-    Args:
-        steps: last step of the run; values of later steps are ignored, since any role can write to the log.
+    Values of steps beyond the last one of the run are ignored, since any role can write to the log.
     """
 
     def __init__(self, steps: int) -> None:

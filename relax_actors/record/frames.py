@@ -76,15 +76,7 @@ class Damage:
 
 
 def pack_frame(head: dict[str, Any], body: bytes) -> bytes:
-    """Return a frame.
-
-    Args:
-        head: plain data, small.
-        body: bytes that are compressed; may be empty.
-
-    Raises:
-        RecordError: the body is larger than `MAX_RAW`.
-    """
+    """Return a frame of a small head and a body, which is compressed; raises RecordError above `MAX_RAW` bytes."""
     if len(body) > MAX_RAW:
         msg = f"a kept row has {len(body)} bytes, more than the {MAX_RAW} that a frame holds; it is not kept"
         raise RecordError(msg)

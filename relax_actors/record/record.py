@@ -45,11 +45,7 @@ class StepRecord:
 
     @classmethod
     def of(cls, frame: Frame) -> StepRecord:
-        """Return the step of a frame.
-
-        Raises:
-            RecordError: the frame is damaged.
-        """
+        """Return the step of a frame; raises RecordError if it is damaged."""
         try:
             body = msgpack.unpackb(read_body(frame), strict_map_key=True)
             groups = tuple(
@@ -65,8 +61,7 @@ class StepRecord:
 class Record:
     """Reads the record of a run, also while it is written. The index is kept, and read again where files have changed.
 
-    Args:
-        folder: folder of the record, which may be missing.
+    The folder may be missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,20 +74,11 @@ class Record:
         return bool(segments_in(self._folder))
 
     def rows(self, kind: str = "", step: int | None = None) -> list[RowId]:
-        """Return the kept rows in the order in which they were kept.
-
-        Args:
-            kind: "group" or "eval"; both if empty.
-            step: only rows of this step, or of this evaluated version.
-        """
+        """Return the kept rows of a kind and of a step or evaluated version, if given, in the order of their keeping."""
         return [row for row in self._index() if kind in ("", row.kind) and step in (None, row.step)]
 
     def row(self, row: RowId) -> RowCells | None:
-        """Return a kept row; None if it is not kept.
-
-        Raises:
-            RecordError: it is damaged, or was removed meanwhile.
-        """
+        """Return a kept row, or None; raises RecordError if it is damaged, or was removed meanwhile."""
         frame = self._index().get(row)
         return None if frame is None else unpack_row(frame)
 
@@ -101,11 +87,7 @@ class Record:
         return sorted(self._numbers("step"))
 
     def step(self, step: int) -> StepRecord | None:
-        """Return what the record says about a step; None if it says nothing.
-
-        Raises:
-            RecordError: that is damaged.
-        """
+        """Return what the record says about a step, or None; raises RecordError if it is damaged."""
         frame = self._numbers("step").get(step)
         return None if frame is None else StepRecord.of(frame)
 

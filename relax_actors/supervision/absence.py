@@ -20,11 +20,8 @@ START = "Start one with `relax node --role {role}=1`, or include {role} in `rela
 def needed_roles(config: Config, *, imports: bool = True) -> dict[str, str]:
     """Return the roles without which a run cannot end, with what each writes for whom.
 
-    Roles of the user whose column no role reads are left out.
-
-    Args:
-        config: settings of the run.
-        imports: import the classes of the user's roles; otherwise these roles are left out.
+    Roles of the user whose column no role reads are left out; with `imports` their classes are imported, without all
+    are left out.
     """
     names = [name for name in role_names(config) if imports or name in ROLES.built_in]
     specs = {name: spec_of(config, name) if imports else built_in_spec(name) for name in names}
@@ -51,11 +48,9 @@ def present_roles(nodes: Iterable[dict[str, Any]]) -> set[str]:
 
 
 class RoleAbsence:
-    """Decides how long a run waits for roles that have no actor; times are seconds on the monotonic clock.
+    """Decides how long a run waits for roles of `needed_roles` that have no actor: `patience` seconds.
 
-    Args:
-        needed: roles that the run needs, as `needed_roles` gives them.
-        patience: seconds after which the run must end.
+    Times are seconds on the monotonic clock.
     """
 
     def __init__(self, needed: dict[str, str], patience: float) -> None:

@@ -78,11 +78,7 @@ def discard(folder: RunFolder) -> None:
 
 
 def finish_discarding(folder: RunFolder) -> None:
-    """Finish the removal of a run that an earlier process began, if there is one.
-
-    Raises:
-        BrokerError: the run's broker does not answer.
-    """
+    """Finish the removal of a run that an earlier process began; raises BrokerError if its broker does not answer."""
     if not folder.discarded.exists():
         return
     config = _settings(folder.discarded)

@@ -49,12 +49,7 @@ class LayerParts:
         return self.weight.shapes[0][1]
 
     def joined(self, parts: Sequence[Tensor], shards: int = 1) -> Tensor:
-        """Join outputs of the parts, `[..., out]` each, in the order of the layer.
-
-        Args:
-            parts: outputs of all parts on this rank.
-            shards: tensor-parallel ranks that share the outputs.
-        """
+        """Join outputs of the parts, `[..., out]` each, in the order of the layer; `shards` ranks share them."""
         if self.weight.form != "groups":
             return torch.cat(tuple(parts), -1)
         groups = self.groups // shards
@@ -62,11 +57,7 @@ class LayerParts:
 
 
 def layers_with_parts(conversion: Conversion, modules: AdapterModules) -> list[LayerParts]:
-    """Return the linear layers of a whole model that have adapters.
-
-    Raises:
-        ConfigError: a target is no linear layer of megatron-core.
-    """
+    """Return the linear layers of a whole model that have adapters; raises ConfigError for others."""
     left, found = set(modules.targets), []
     for weight in conversion.weights:
         names = [name.removesuffix(_WEIGHT) for name in weight.names]

@@ -80,11 +80,7 @@ def deepstack_indexes(body: Mapping[str, Any]) -> list[int]:
 
 
 def check(fields: Mapping[str, Any], setting: str = "trainer.backend") -> None:
-    """Refuse a config.json that megatron-core would compute differently.
-
-    Args:
-        fields: of the decoder; see `decoder_fields`.
-        setting: configuration key that names the backend, for errors.
+    """Refuse a config.json, with these fields of the decoder, that megatron-core would compute differently.
 
     Raises:
         ConfigError: lists every unsupported setting, one a line.

@@ -28,13 +28,7 @@ VALUE_WEIGHT, VALUE_BIAS = "value_head.weight", "value_head.bias"
 
 
 def adapter_key(key: str, name: str, end: str) -> str:
-    """Key of A or B of a part of a linear layer.
-
-    Args:
-        key: key of the layer's weight.
-        name: Hugging Face name of the part.
-        end: `ADAPTER_DOWN` for A, `ADAPTER_UP` for B.
-    """
+    """Key of A (`ADAPTER_DOWN`) or B (`ADAPTER_UP`) of a part, with its Hugging Face name, of a linear layer."""
     return key.removesuffix(".weight") + ADAPTER + name.rpartition(".")[2] + end
 
 

@@ -191,10 +191,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> bool:
-    """Install the hook if CUDA is not available.
-
-    Returns:
-        Whether megatron-core computes on the CPU.
+    """Install the hook if CUDA is not available, and return whether megatron-core computes on the CPU.
 
     Raises:
         RuntimeError: megatron-core was imported before.

@@ -62,11 +62,7 @@ class AdapterLoader:
         return f"base:{self._base}"
 
     def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
-        """Pickle an adapter.
-
-        Raises:
-            ConfigError: it is an adapter of another base, or has another scale.
-        """
+        """Pickle an adapter; raises ConfigError if it is of another base, or has another scale."""
         check_base(tensors.get(BASE), digest_of(self._base), f"version {staged.version}")
         check_scale(tensors.get(SCALE), self._form.scale, f"version {staged.version}")
         own = {name: tensor for name, tensor in tensors.items() if name not in MARKS}

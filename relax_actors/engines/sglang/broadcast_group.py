@@ -25,11 +25,7 @@ CONNECT_SECONDS = 60.0
 
 
 class BroadcastGroup:
-    """The actor's end of a group.
-
-    Raises:
-        EngineError: the server does not join.
-    """
+    """The actor's end of a group; raises EngineError if the server does not join."""
 
     def __init__(self, server: Server, ranks: int) -> None:
         self.instance, self._name = server.record.instance, f"relax-{uuid.uuid4().hex}"

@@ -30,12 +30,7 @@ TESTED = "0.5.23"
 
 
 class ExternalServer:
-    """Asks a server what it serves.
-
-    Args:
-        url: address of the server.
-        key: its API key; empty without one.
-    """
+    """Asks a server what it serves."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url = url.rstrip("/")

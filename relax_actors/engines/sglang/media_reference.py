@@ -50,11 +50,7 @@ class StoredItem:
     padding: int = 0
 
     def read(self) -> NDArray[Any]:
-        """Map the features.
-
-        Raises:
-            ValueError: the file is gone, or was changed.
-        """
+        """Map the features; raises ValueError if the file is gone, or was changed."""
         reference = self.features
         try:
             found: NDArray[Any] = np.memmap(
@@ -100,11 +96,7 @@ class StoredMedia:
 
     @classmethod
     def decode(cls, text: str) -> StoredMedia:
-        """Read the string of a request.
-
-        Raises:
-            ValueError: it is not one that `encode` returned.
-        """
+        """Read the string of a request; raises ValueError if it is not one that `encode` returned."""
         if not text.startswith(PREFIX):
             msg = f"{text[:80]!r} is no reference to the media of a run"
             raise ValueError(msg)
@@ -128,12 +120,7 @@ class RequestMedia:
 
 
 class MediaReferences:
-    """Makes the references of requests.
-
-    Args:
-        family: family of the model.
-        store: folder of the run's store.
-    """
+    """Makes the references of requests."""
 
     def __init__(self, family: Family, store: Path) -> None:
         self._family, self._store = family, store

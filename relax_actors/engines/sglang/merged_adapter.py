@@ -16,15 +16,9 @@ from relax_actors.weights.encoder import published_dtype
 
 
 class MergedAdapter:
-    """Adds adapters to a base, which it keeps in host memory.
+    """Adds adapters to a base, which it keeps in host memory; raises StoreError if a file cannot be read.
 
-    Args:
-        folder: model folder of the base, whose tensors have the names of transformers.
-        form: form of the adapters.
-        precision: precision of the base and of the full sets.
-
-    Raises:
-        StoreError: a file of the folder cannot be read.
+    The tensors of the base have the names of transformers; `precision` is that of the base and of the full sets.
     """
 
     def __init__(self, folder: Path, form: AdapterForm, precision: torch.dtype) -> None:
@@ -34,10 +28,6 @@ class MergedAdapter:
 
     def full_set(self, version: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return all weights of the model with an adapter; each sum is computed in float32 and rounded once.
-
-        Args:
-            version: number of the version, for errors.
-            tensors: published tensors of the adapter.
 
         Raises:
             ConfigError: it is an adapter of another base, or has another scale.

@@ -20,13 +20,8 @@ OK, FIRST_SERVER_ERROR = 200, 500
 class SglangTeacher:
     """Client of a server whose weights do not change; implements `TeacherEngine`.
 
-    The server needs no special options. It computes log-probs of given tokens at temperature 1.
-
-    Args:
-        url: address of the server.
-        key: API key; empty for none.
-        patience: seconds to wait for a server that does not answer.
-        stopping: returns whether to give up waiting.
+    The server needs no special options. It computes log-probs of given tokens at temperature 1. A server that does not
+    answer is waited for `patience` seconds, or until `stopping` returns true.
     """
 
     def __init__(self, url: str, key: str, patience: float, stopping: Callable[[], bool]) -> None:

@@ -76,11 +76,7 @@ class FullSets:
 
 
 class DiskLoader(FullSets):
-    """Writes a file per version, which the server reads; see `WeightLoader`.
-
-    Args:
-        folder: used by this loader alone, visible to the server.
-    """
+    """Writes a file per version, which the server reads, to a folder of its own; see `WeightLoader`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -43,10 +43,6 @@ USUAL = Description(
 def check_architecture(config: Config, folder: Path) -> None:
     """Refuse a config.json that transformers cannot build a causal language model from.
 
-    Args:
-        config: configuration of the run.
-        folder: model folder, with its config.json.
-
     Raises:
         ConfigError: lists every problem, one a line.
     """
@@ -93,11 +89,7 @@ def check_value_head(folder: Path) -> None:
 
 
 def check_score_head(folder: Path, *, of_steps: bool) -> None:
-    """Refuse a config.json whose architecture cannot be built as a reward model.
-
-    Args:
-        folder: model folder, with its config.json.
-        of_steps: whether it scores steps, by a token-classification model, and not answers.
+    """Refuse a config.json whose architecture cannot be built as a reward model, of steps or of answers.
 
     Raises:
         ConfigError: transformers has no such model of this type.
@@ -114,11 +106,7 @@ def check_score_head(folder: Path, *, of_steps: bool) -> None:
 
 
 def check_layers(folder: Path, setting: str) -> None:
-    """Refuse a model whose layers transformers does not name, for a setting that needs them.
-
-    Raises:
-        ConfigError: it names none.
-    """
+    """Refuse a model whose layers transformers does not name, for a setting that needs them; raises ConfigError."""
     given, body = _read(folder)
     model_type = str(given["model_type"])
     if family_of(folder) is None and model_type not in USUAL.classes and not describe(body).has_layers:

@@ -62,14 +62,8 @@ class Routers:
     Transformers names the routers of a model, whose output is (logits, weights of the chosen experts, chosen experts).
     A trial determines how it computes weights from logits.
 
-    Args:
-        model: model with experts.
-
     Raises:
         ConfigError: the model has no router, or one that makes its weights in an unknown way.
-
-    Attributes:
-        reroutes: counter of replayed choices that differ from the routers' own.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -217,15 +217,10 @@ def _calls(paths: Sequence[Array], shared: Sequence[int], device: torch.device) 
 
 
 def cut_calls(shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Cut rows of different sizes into calls of the attention kernel, so that little is computed on padding.
+    """Cut rows, by their numbers of queries and keys, into calls of the attention kernel with little padding.
 
-    A row joins the current call if its padding there costs less than a call of its own, the largest rows first.
-
-    Args:
-        shapes: queries and keys of each row.
-
-    Returns:
-        Indices into `shapes`, one list for each call.
+    A row joins the current call if its padding there costs less than a call of its own, the largest rows first. Returns
+    indices into `shapes`, one list for each call.
     """
     found: list[list[int]] = []
     queries = keys = 0

@@ -34,13 +34,8 @@ from relax_actors.engines.torch.step_facts import (
 class Passes:
     """Accumulates the gradients of one update after another.
 
-    Args:
-        forward: forward pass of the model.
-        trained: the model, its gradients and its optimizer.
-        sharding: how ranks share the model.
-        routers: routers of the model, to replay recorded experts.
-        max_tokens: largest number of tokens of a micro-batch.
-        comparison_interval: steps between two comparisons with a pass without router replay; 0 for none.
+    A micro-batch has at most `max_tokens`. `routers` replay recorded experts, and every `comparison_interval` steps, if
+    not 0, a pass without them is compared.
     """
 
     def __init__(

@@ -106,11 +106,6 @@ class TorchScorer(SwappableModel):
 class TorchTeacher(TorchScorer):
     """A frozen model of a folder; implements `TeacherEngine`.
 
-    Args:
-        config: configuration of the run.
-        path: model folder with weights.
-        device: torch device, or "auto".
-
     Raises:
         ConfigError: the folder holds no model that transformers can build, or no weights that fit it.
     """

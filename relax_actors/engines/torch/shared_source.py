@@ -19,14 +19,8 @@ class SharedSource:
     """Weights of a model whose rows are on several ranks; implements `WeightSource`.
 
     All ranks gather one tensor after the other; the rank that owns it keeps it. The weights are looked up once, before
-    any pass: within one, FSDP2 would stop it to shard the model again. Training changes them in place.
-
-    Args:
-        tensors: weights of the model, by name.
-        dtype: in which they are published.
-        ranks: who shares them.
-        gather: returns a whole tensor in a dtype; collective.
-        lock: held while they are read.
+    any pass: within one, FSDP2 would stop it to shard the model again. Training changes them in place. `gather` returns
+    a whole tensor in a dtype; collective. `lock` is held while they are read.
     """
 
     def __init__(

@@ -37,10 +37,7 @@ Records = dict[int, SequenceRecord]
 def needs_records(objective: StepObjective, samples: Sequence[TrainSample], *, keeps_rows: bool = False) -> bool:
     """Whether the loss needs numbers of samples or rows whose sequences may be in different micro-batches or ranks.
 
-    Args:
-        objective: loss of the step.
-        samples: sequences of the step.
-        keeps_rows: whether all sequences of a row are in one micro-batch.
+    With `keeps_rows`, all sequences of a row are in one micro-batch.
     """
     of_samples = objective.needs_sample_sums and any(_has_others(sample) for sample in samples)
     of_rows = objective.needs_row_sums and len({sample.row for sample in samples}) < len(samples)

@@ -96,12 +96,7 @@ class LayerAdapter:
         return functional.linear(exchange(low), matrices.up)
 
     def _joined(self, given: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Join numbers of the parts along the last axis.
-
-        Args:
-            given: numbers by the name of the part; those of parts that are missing are 0.
-            like: tensor with the other axes.
-        """
+        """Join numbers of the parts along the last axis, with the other axes of `like`; 0 for missing parts."""
         shards = 1 if self._splits_inputs else self._shards
         found = [
             given[name] if name in given else like.new_zeros(*like.shape[:-1], outputs // shards)

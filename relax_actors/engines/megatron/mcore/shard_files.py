@@ -51,12 +51,9 @@ class Piece:
 
 
 def writer(pieces: Iterable[Piece], rank: int, *, copies: bool) -> Callable[[Path], None]:
-    """Return a function that writes pieces to a folder.
+    """Return a function that writes pieces of this rank to a folder.
 
-    Args:
-        pieces: of this rank.
-        rank: number of this process.
-        copies: whether to copy them first, for a function that is called while training continues.
+    It is called while training continues if they are copied first (`copies`).
     """
     tensors: dict[str, Tensor] = {}
     index: list[dict[str, Any]] = []
@@ -90,12 +87,7 @@ class _Stored:
 
 
 class StoredPieces:
-    """Pieces of all ranks, each read on access.
-
-    Args:
-        folder: with the files of all ranks.
-        stack: closes the files.
-    """
+    """Pieces of all ranks, each read on access; `stack` closes the files."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._stored: dict[tuple[str, str], list[_Stored]] = {}

@@ -52,21 +52,9 @@ class Part:
 class Update:
     """Accumulates the gradients of one update after another.
 
-    Methods are collective: all ranks must call them in the same order with the same arguments.
-
-    Args:
-        config: configuration of the run.
-        models: model chunks of this rank, wrapped for training.
-        schedule: runs micro-batches through them.
-        replay: router replay of the models, if the run has it.
-        dropping: returns the context of passes that train, in which inputs of an adapter are dropped, from the number
-            of the first micro-batch in the update.
-
-    Attributes:
-        reference: weights whose log-probs the KL needs, if this engine computes them.
-        objective: loss of the current update; None before its first part.
-        micro_batches: of the current update on this rank so far.
-        measured: measurements of each micro-batch of the last finished update, of all ranks.
+    Methods are collective: all ranks must call them in the same order with the same arguments. `dropping` returns the
+    context of passes that train, in which inputs of an adapter are dropped, from the number of the first micro-batch in
+    the update.
     """
 
     def __init__(
