@@ -60,11 +60,7 @@ class Address:
         return replace(self, url=f"{first.scheme}://127.0.0.1:{port}", server_name=first.hostname)
 
     def connect_options(self) -> dict[str, Any]:
-        """Options of `nats.connect` to sign in with.
-
-        Raises:
-            BrokerError: the credentials or certificates cannot be read.
-        """
+        """Options of `nats.connect` to sign in with; raises BrokerError if credentials cannot be read."""
         options: dict[str, Any] = {"reconnect_time_wait": 0.1}
         if self.user:
             options |= {"user": self.user, "password": self.password}

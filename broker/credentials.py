@@ -204,11 +204,7 @@ class Claims:
 
 
 def read_claims(path: Path) -> Claims:
-    """Read the claims of a `.creds` file without checking the signature, which the server does.
-
-    Raises:
-        AddressError: the file is not a `.creds` file.
-    """
+    """Read a `.creds` file's claims, whose signature the server checks; raises AddressError for other files."""
     return _read(path)[0]
 
 

@@ -148,11 +148,7 @@ class KeyedServer:
         return (self.private / "server.json").exists()
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the server, by name.
-
-        Raises:
-            ConfigError: the file that records them cannot be read.
-        """
+        """Return the options of the server, by name; raises ConfigError if their file cannot be read."""
         path = self.private / "server.json"
         try:
             known: dict[str, Any] = json.loads(path.read_text())

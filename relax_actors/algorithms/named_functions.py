@@ -95,11 +95,7 @@ def has_own_functions(algorithm: AlgorithmSection) -> bool:
 
 
 def call_user_function(function: Callable[..., Any], source: str, *arguments: Any, **settings: Any) -> Any:
-    """Call a user's function; an exception names the setting `source` and the line.
-
-    Raises:
-        ConfigError: the function raised an exception.
-    """
+    """Call a user's function; raises ConfigError, with the setting `source` and the line, if it raised."""
     try:
         return function(*arguments, **settings)
     except Exception as error:

@@ -41,11 +41,7 @@ def arguments_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> d
 
 
 def check_options(algorithm: AlgorithmSection, functions: Sequence[Callable[..., Any]]) -> None:
-    """Check that each option of [algorithm.options] has a function that takes it.
-
-    Raises:
-        ConfigError: one line for each option that none takes.
-    """
+    """Check that each option of [algorithm.options] has a function that takes it; raises ConfigError."""
     known = {name for function in functions for name in _options(function)}
     problems = []
     for name in (name for name in algorithm.options if name not in known):

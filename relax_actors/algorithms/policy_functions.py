@@ -137,11 +137,7 @@ def checked_loss(result: object, mask: Tensor, source: str) -> Tensor:
 
 
 def checked_choice(chosen: object, tokens: int, source: str) -> Array:
-    """Return the tokens that a user's function chose of a step, `[tokens] bool`.
-
-    Raises:
-        ConfigError: it is no array of one bool for each token.
-    """
+    """Return the tokens that a user's function chose, `[tokens] bool`; raises ConfigError for anything else."""
     if not isinstance(chosen, np.ndarray) or chosen.shape != (tokens,) or chosen.dtype != bool:
         what = f"{chosen.dtype}{list(chosen.shape)}" if isinstance(chosen, np.ndarray) else type(chosen).__name__
         msg = f"{source} returned {what}; return a NumPy array of one bool for each token, [{tokens}]"

@@ -178,11 +178,7 @@ def settings_read(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def advantage_spec(function: Callable[..., Any]) -> AdvantageSpec:
-    """Return the facts of an estimator; without a decorator it reads nothing but the rewards.
-
-    Raises:
-        ConfigError: its attribute `spec` is something else.
-    """
+    """Return the facts of an estimator, which reads the rewards alone if undecorated; raises ConfigError."""
     return _spec(function, AdvantageSpec)
 
 

@@ -84,11 +84,7 @@ def check_calls(run: CheckedRun, import_path: Path) -> list[Callable[[], Iterato
 
 
 def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str, Prompt]) -> Iterator[str]:
-    """Try a call, and note the reward.
-
-    Raises:
-        ConfigError: it raised an exception, returned no finite number, crashed, or gave no result in time.
-    """
+    """Try a call, and note the reward; raises ConfigError if it failed, crashed, or gave no result in time."""
     prompt = rows.get(call.data)
     if prompt is None:
         return  # the check of the data has said why

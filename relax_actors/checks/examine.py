@@ -194,11 +194,7 @@ def require(
     *,
     inventory: Inventory | None = None,
 ) -> Findings:
-    """Run all checks, and refuse a configuration that cannot work; arguments as `examine`.
-
-    Raises:
-        ConfigError: one line an error.
-    """
+    """Run all checks, as `examine`; raises ConfigError, with one line an error, if the run cannot work."""
     findings = examine(config, roles, spelled, inventory=inventory)
     if findings.errors:
         raise ConfigError("\n".join(findings.errors))

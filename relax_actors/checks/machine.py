@@ -145,11 +145,7 @@ def _folder_problem(folder: Path) -> str:
 
 
 def check_broker(config: Config) -> None:
-    """Check the ports of the embedded broker, and the files that a run signs in with.
-
-    Raises:
-        ConfigError: the port is taken, or a file is missing.
-    """
+    """Check ports of the embedded broker, and files to sign in with; raises ConfigError for taken or missing ones."""
     broker = config.broker
     embedded = broker.url is None and broker.port
     if embedded and (problem := port_problem(broker.port)) and not _is_own_broker(config):

@@ -64,11 +64,7 @@ def console(
 
 @contextmanager
 def _recorded(run: str | None) -> Iterator[str]:
-    """Unpack the recorded run into a folder of its own, which is removed at the end.
-
-    Raises:
-        ConfigError: a run is named, too.
-    """
+    """Unpack the recorded run into a folder that is removed at the end; raises ConfigError if a run is named."""
     from tempfile import TemporaryDirectory
 
     from relax_actors.console.recording import unpack

@@ -183,11 +183,7 @@ def _data_files(config: Config) -> list[Path]:
 
 
 def _is_finished(folder: RunFolder, config: Config) -> bool:
-    """Whether a folder holds the result of this evaluation.
-
-    Raises:
-        ConfigError: the folder holds the result of a different evaluation.
-    """
+    """Whether a folder holds the result of this evaluation; raises ConfigError for that of another one."""
     return finished_before(folder, config) is not None and folder.evaluation(0).exists()
 
 

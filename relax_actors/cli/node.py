@@ -80,11 +80,7 @@ def node(
 
 
 def _checked(name: str) -> str:
-    """Return the name of a node if it is one: the rules are those of run names.
-
-    Raises:
-        ConfigError: it is no valid name.
-    """
+    """Return the name of a node, by the rules of run names; raises ConfigError if it is no valid name."""
     from broker.subjects import check_name
     from relax_actors.errors import ConfigError, SubjectError
 

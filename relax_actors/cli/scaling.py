@@ -79,11 +79,7 @@ def begin_scaling(at: Connected, settings: list[str], options: ScaleOptions) -> 
 def wait_for(
     at: Connected, log: OperationLog, begun: list[Operation], on_state: Callable[[str], object]
 ) -> list[Operation]:
-    """Wait until operations have ended, and return them.
-
-    Raises:
-        ConfigError: one failed or was cancelled, or did not end in time.
-    """
+    """Wait until operations have ended, and return them; raises ConfigError if one failed or took too long."""
     roles = [o.request.role for o in begun if o.request.role in role_names(at.config)]
     own = max([o.request.seconds for o in begun] + [section_of(at.config, role).deadline for role in roles])
     began, shown = time.monotonic(), dict.fromkeys((o.id for o in begun), 0)

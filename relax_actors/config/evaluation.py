@@ -147,11 +147,7 @@ class EvalSection(EvalSet):
         return sum(each.rows for each in self.named.values())
 
     def place(self, index: int) -> tuple[str, EvalSet, int]:
-        """Return the set of a row of an evaluation, by the row's index, and its number in the set.
-
-        Raises:
-            RowError: no set has it.
-        """
+        """Return the set of a held-out row, by its index, and its number there; raises RowError if none has it."""
         number = index
         for name, each in self.named.items():
             if number < each.rows:
@@ -213,11 +209,7 @@ class HeldOutRows:
         reward: RewardSection
 
     def held_out(self, row: RowId) -> EvalSet | None:
-        """Return the settings of a held-out row; None for a training row.
-
-        Raises:
-            RowError: no set of [eval] has the row.
-        """
+        """Return the settings of a held-out row; None for a training row. Raises RowError if no set has it."""
         return None if row.kind != "eval" or self.eval is None else self.eval.place(row.index)[1]
 
     @property

@@ -157,11 +157,7 @@ def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> C
 
 
 def validate(tree: dict[str, Any], source: str) -> Config:
-    """Validate a tree of settings, as read from TOML; errors call it `source`.
-
-    Raises:
-        ConfigError: one line for each mistake.
-    """
+    """Validate a tree of settings; raises ConfigError with a line for each mistake, which names the `source`."""
     list(_keys(tree))  # refuses what is nested too deeply
     try:
         config = Config.model_validate(tree)
@@ -303,11 +299,7 @@ def _explain(source: str, error: Any) -> str:
 
 
 def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of all values in a tree.
-
-    Raises:
-        ConfigError: sections are nested deeper than those of any configuration.
-    """
+    """Dotted names of all values in a tree; raises ConfigError if sections are nested too deeply."""
     if prefix.count(".") >= MAX_DEPTH:
         msg = f"{shortened(prefix)} is nested more than {MAX_DEPTH} deep; no setting is"
         raise ConfigError(msg)

@@ -153,11 +153,7 @@ class ConsoleRun:
         return dict(zip(actors, await self.within(connection, read()), strict=True))
 
     async def within(self, connection: Connection, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop of a connection.
-
-        Raises:
-            BrokerUnreachableError: it took longer than `ANSWER_SECONDS`, or the connection is lost.
-        """
+        """Run a coroutine in a connection's loop; raises BrokerUnreachableError after `ANSWER_SECONDS`."""
         future = asyncio.wrap_future(connection.submit(work))
         end = time.monotonic() + ANSWER_SECONDS
         try:

@@ -74,11 +74,7 @@ class Grammars:
 
     @property
     def vocabulary(self) -> LLTokenizer:
-        """The vocabulary, which is read when it is first needed.
-
-        Raises:
-            ConfigError: llguidance is not installed, or the model has no stop token.
-        """
+        """The vocabulary, read when needed; raises ConfigError without llguidance or a stop token of the model."""
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._load()
@@ -109,11 +105,7 @@ class GrammarState:
         """Whether a stop token has ended the answer."""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return which tokens may follow, `[vocab] bool`.
-
-        Raises:
-            GrammarError: none may, or the grammar has become too complex.
-        """
+        """Return which tokens may follow, `[vocab] bool`; raises GrammarError if none, or it is too complex."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise GrammarError(_reason(self._matcher.get_error()))

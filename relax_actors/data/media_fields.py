@@ -102,11 +102,7 @@ def plain_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def medium_of(kind: str, value: Any, folder: Path | None, where: str) -> Medium:
-    """Return the medium that a value of a row stands for.
-
-    Raises:
-        RowError: it is none, or has settings that a medium does not have.
-    """
+    """Return the medium that a value of a row stands for; raises RowError if it is none, or set wrongly."""
     if isinstance(value, Medium):
         return value if value.folder is not None else replace(value, folder=folder)
     fields = {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else {"": value}

@@ -144,11 +144,7 @@ class PromptMaker:
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
 
     def _cut(self, task: Task, text: str, tokens: NDArray[np.int32]) -> tuple[Task, Rendered]:
-        """Cut a prompt that is too long, if `data.oversize` says so.
-
-        Raises:
-            RowError: it does not, or the prompt cannot be cut.
-        """
+        """Cut a prompt that is too long, if `data.oversize` says so; raises RowError if it cannot be cut."""
         oversize = self._data.oversize
         if oversize in ("truncate_left", "truncate_right"):
             left = oversize == "truncate_left"

@@ -279,11 +279,7 @@ class Tokenizer:
 
     @cached_property
     def formatter(self) -> Any:
-        """Transformers' tokenizer, which has the chat template.
-
-        Raises:
-            ConfigError: the tokenizer's files cannot be loaded.
-        """
+        """Transformers' tokenizer, with the chat template; raises ConfigError if its files cannot be loaded."""
         from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 a second to import, only for chats
 
         try:

@@ -72,12 +72,7 @@ class TraceRows:
         return len(self._rows)
 
     def traces(self, i: int) -> list[Trace]:
-        """Return the traces of a row.
-
-        Raises:
-            IndexError: i is negative or not below the length.
-            RowError: one of them is not exact.
-        """
+        """Return the traces of a row; raises IndexError for an `i` out of range, RowError if one is not exact."""
         check_index(i, len(self._rows))
         return [self._files.trace(number) for number in self._rows[i]]
 

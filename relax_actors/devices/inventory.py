@@ -230,11 +230,7 @@ def _bits(words: Any) -> Iterator[int]:
 
 @contextmanager
 def _driver() -> Iterator[ModuleType | None]:
-    """Open NVIDIA's management library; yield None on a machine without it.
-
-    Raises:
-        ConfigError: the driver is there and does not answer.
-    """
+    """Open NVIDIA's management library, None on a machine without it; raises ConfigError if it does not answer."""
     import pynvml  # noqa: PLC0415 most commands need no GPU
 
     try:

@@ -123,9 +123,5 @@ class Environment:
 
     @classmethod
     def build(cls, given: dict[str, Any], where: str = "environment.options") -> Environment:
-        """Create an instance and set its options.
-
-        Raises:
-            ConfigError: an option is unknown, missing or of the wrong type.
-        """
+        """Create an instance and set its options; raises ConfigError for unknown, missing or wrong ones."""
         return build(cls, Environment, given, where, "reset")

@@ -20,11 +20,7 @@ _FASTEST = 1
 
 
 def with_bytes(part: dict[str, Any]) -> dict[str, Any]:
-    """Return a content part with the bytes of a file in place of an array.
-
-    Raises:
-        ValueError: the array is no picture and no sound.
-    """
+    """Return a content part with a file's bytes in place of an array; raises ValueError for other arrays."""
     arrays = [name for name, value in part.items() if isinstance(value, np.ndarray)]
     if not arrays:
         return part

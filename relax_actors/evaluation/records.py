@@ -97,11 +97,7 @@ class Evaluated:
 
 
 def write_evaluation(path: Path, head: Evaluated, records: Iterable[Record]) -> None:
-    """Write the file of an evaluation, `head` with other rows, atomically; only its user may read it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the file of an evaluation, `head` with other rows, atomically and readable by its user alone."""
     make_private_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)

@@ -74,11 +74,7 @@ class Ended:
 
 
 def check_bubblewrap(setting: str = "environment.options.sandbox") -> None:
-    """Check that bubblewrap works here, and that Python runs in its sandbox.
-
-    Raises:
-        ConfigError: no sandbox can be created here.
-    """
+    """Check that bubblewrap works here, and runs Python in its sandbox; raises ConfigError if not."""
     try:
         find_program("bwrap", "bubblewrap")
         why = problem(_as_nobody())

@@ -74,7 +74,7 @@ class Record:
         return bool(segments_in(self._folder))
 
     def rows(self, kind: str = "", step: int | None = None) -> list[RowId]:
-        """Return the kept rows of a kind and of a step or evaluated version, if given, in the order of their keeping."""
+        """Return the kept rows of a kind, and of a step or evaluated version, in the order of their keeping."""
         return [row for row in self._index() if kind in ("", row.kind) and step in (None, row.step)]
 
     def row(self, row: RowId) -> RowCells | None:

@@ -56,11 +56,7 @@ def _f1(given: list[str], right: list[str]) -> float:
 
 
 def _answers(prompt: Prompt, reward_name: str) -> Iterator[str]:
-    """Yield the correct answers of a row.
-
-    Raises:
-        RowError: the row has none, or its field `answers` is no list of texts.
-    """
+    """Yield the correct answers of a row; raises RowError if there are none, or `answers` is no list of texts."""
     several = prompt.metadata.get("answers")
     if several is None:
         yield required_answer(prompt, reward_name)

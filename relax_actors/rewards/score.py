@@ -60,11 +60,7 @@ def checked(value: object, reward_name: str) -> float:
 
 
 def total_of(value: object, reward_name: str) -> Total:
-    """Check what a reward function returned for a sample.
-
-    Raises:
-        RowError: it is neither a finite number nor a `Score` of finite numbers.
-    """
+    """Check what a reward function returned for a sample; raises RowError if any number is not finite."""
     if not isinstance(value, Score):
         return Total(checked(value, reward_name), {})
     components = {str(name): checked(part, f"{reward_name} ({name})") for name, part in value.components.items()}

@@ -178,11 +178,7 @@ class RewardScorer:
 
 
 def weights_of(setting: str | dict[str, float], name: str) -> dict[str, float]:
-    """Return the weight of each function that a setting names.
-
-    Raises:
-        ConfigError: the table is empty, or a weight is not a finite number.
-    """
+    """Return the weight of each function of a setting; raises ConfigError if none, or it is not finite."""
     if isinstance(setting, str):
         return {setting: 1.0}
     if not setting:

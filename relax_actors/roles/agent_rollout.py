@@ -55,11 +55,7 @@ class AgentRollout(Rollout):
     request, and the gateway stops sending it (`serving.suspect_calls`)."""
 
     def setup(self) -> None:
-        """Build the engine, and begin to serve sessions.
-
-        Raises:
-            ConfigError: the model has no chat template that grows turn by turn.
-        """
+        """Build the engine and serve sessions; raises ConfigError if the chat template does not grow by turns."""
         self._news: queue.SimpleQueue[RowId | None] = queue.SimpleQueue()
         super().setup()
         self._policy.on_guest(lambda: self._news.put(None))

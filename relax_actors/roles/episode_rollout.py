@@ -110,11 +110,7 @@ class EpisodeRollout(Rollout):
             return error
 
     def _checked(self, row: Row, samples: list[Sample]) -> Trajectory:
-        """Return the row's trajectory.
-
-        Raises:
-            RowError: wrong number of samples, a sample of another prompt, or what the trainer would refuse.
-        """
+        """Return the row's trajectory; raises RowError for wrong numbers, prompts, or what the trainer refuses."""
         name, wanted = f"{type(self).__name__}.samples of {row.id}", self.group_size(row)
         prompt = self.prompt_tokens(row)
         if len(samples) != wanted:

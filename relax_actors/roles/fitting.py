@@ -32,11 +32,7 @@ def check_addition(before: Config, after: Config, role: str) -> None:
 
 
 def check_removal(before: Config, after: Config, role: str) -> None:
-    """Check that a role can be removed while the run is up, or from a run that has trained.
-
-    Raises:
-        ConfigError: another role needs it.
-    """
+    """Check that a role can be removed, live or after training; raises ConfigError if another role needs it."""
     for other in role_names(after):
         if columns := sorted(_reads(before, other) & set(spec_of(before, role).writes) - {"dropped", "quarantined"}):
             msg = f"roles.{role} cannot be removed: {other} reads column {', '.join(columns)}, which it writes"

@@ -130,11 +130,7 @@ def gateway_folder(folder: Path) -> Path:
 
 
 def tokens_of(section: GatewaySection, folder: Path) -> tuple[str, ...]:
-    """Return the bearer tokens of the gateway: those of the user's file, or a random one.
-
-    Raises:
-        ConfigError: the user's file cannot be used.
-    """
+    """Return the bearer tokens of the gateway, from the user's file or a random one; raises ConfigError."""
     from relax_actors.serving.tokens import load_or_create_secret, read_tokens  # noqa: PLC0415 as in `setup`
 
     if section.token_file is not None:

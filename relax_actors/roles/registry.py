@@ -109,11 +109,7 @@ def unscalable_roles(config: Config, among: Collection[str]) -> dict[str, str]:
 
 
 def role_class(config: Config, name: str) -> type[Role]:
-    """The class of a role.
-
-    Raises:
-        ConfigError: the run has no such role, or its class does not import or is not a usable role.
-    """
+    """The class of a role; raises ConfigError if the run has no such role, or it is not a usable one."""
     if name in config.roles:
         setting = f"roles.{name}.actor"
         return check_role(ROLES.load(config.roles[name].actor, setting), setting)

@@ -28,11 +28,7 @@ from relax_actors.simulation.devices import REWARD, Devices
 
 
 def with_files(prompt: Prompt, store: Store) -> Prompt:
-    """Return a prompt whose media are files that a reward function can open.
-
-    Raises:
-        StoreError: a path leaves the store.
-    """
+    """Return a prompt whose media are files that can be opened; raises StoreError if one leaves the store."""
     if not prompt.media:
         return prompt
     media = [replace(m, path=str(store.path(m.path)), stored=False) if m.stored else m for m in prompt.media]

@@ -85,11 +85,7 @@ def check_reward_roles(config: Config) -> None:
 
 
 def scores_of(value: Any, samples: int, name: str) -> list[float | Score]:
-    """Return the scores of a column, one for each sample.
-
-    Raises:
-        RowError: it has no finite number for each sample.
-    """
+    """Return the scores of a column, one for each sample; raises RowError if one is missing or not finite."""
     if isinstance(value, Reward):
         scores: list[float | Score] = list(_scores(value))
     else:

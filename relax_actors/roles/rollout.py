@@ -193,11 +193,7 @@ class Rollout(Role):
             self.context.journal.metric({"kind": "generated", "tokens": tokens, "seconds": round(seconds, 5)})
 
     def _sampling(self, row: Row) -> Sampling:
-        """Return how the samples of a row are drawn.
-
-        Raises:
-            RowError: the row is held out, and no set of [eval] has it.
-        """
+        """Return how the samples of a row are drawn; raises RowError if no set of [eval] has a held-out row."""
         return sampling_of(self.context.config, row.id, self._baselines)
 
     def _request(self, row: Row, sampling: Sampling) -> GenerationRequest:

@@ -46,11 +46,7 @@ class EventStream(StreamingResponse):
 
 
 async def wait_for_client(request: Request, *work: asyncio.Future[Any], seconds: float | None = None) -> None:
-    """Wait until some work is done, the time is over, or the client has left.
-
-    Raises:
-        ApiError: the client has left.
-    """
+    """Wait for some work, a time, or that the client has left, which raises ApiError."""
 
     async def departure() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -312,11 +312,7 @@ class AgentSessions:
         return self._agent_turns.answer(session.forest, numbers)
 
     async def _check_turns_left(self, session: Session, call: GenerateCall) -> None:
-        """Check that a session may have further answers; one that has had all of them ends.
-
-        Raises:
-            Refused: it may not have so many.
-        """
+        """Check that a session may have further answers, or end it; raises Refused if it has had all."""
         most, used = self._rules.max_turns, session.forest.used
         if used >= most:
             session.end(FinishReason.MAX_TURNS)
@@ -328,10 +324,6 @@ class AgentSessions:
 
 
 def _renew(session: Session, call: GenerateCall) -> None:
-    """Renew the lease of a session behind the generation of an answer.
-
-    Raises:
-        Refused: it ended meanwhile, or another agent has its sample.
-    """
+    """Renew the lease of a session after an answer; raises Refused if it ended or has another agent."""
     check_current(session, call)
     session.alive_until = time.monotonic() + session.lease

@@ -123,11 +123,7 @@ class AgentTurns:
     async def generate(
         self, requests: Sequence[GenerationRequest], call: GenerateCall, watch: CallWatch
     ) -> list[Generation]:
-        """Generate the answers to a call together.
-
-        Raises:
-            Refused: one of them cannot be generated; the others end.
-        """
+        """Generate the answers to a call together; raises Refused, and ends the others, if one fails."""
         watches = [watch] if len(requests) == 1 else [watch.of_choice(index) for index in range(len(requests))]
         answers = [
             asyncio.ensure_future(self._service.ask(request, call.call, call.seconds, own))

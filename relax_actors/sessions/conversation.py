@@ -141,11 +141,7 @@ def conversation_of(
     family: Family | None = None,
     branches: bool = True,
 ) -> Conversation:
-    """Return the conversation of a model; `family` is that of a multimodal one.
-
-    Raises:
-        ConfigError: as `ChatConversation`.
-    """
+    """Return the conversation of a model, with the family of a multimodal one; raises as `ChatConversation`."""
     kinds = () if family is None else family.kinds
     if chat:
         return ChatConversation(tokenizer, tools, kinds, branches=branches)

@@ -66,11 +66,7 @@ class Dialogue:
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Message], settings: Mapping[str, Any], *, asks: bool = True
     ) -> NDArray[np.int32]:
-        """Return the tokens of a conversation, `[len] int32`.
-
-        Raises:
-            RowError: the template refuses the messages, or the model has none.
-        """
+        """Return the tokens of a conversation, `[len] int32`; raises RowError if the template refuses it."""
         if not self.tokenizer.chat_template:
             msg = "the model has no chat template; use /v1/completions, or add chat_template.jinja to the model folder"
             raise RowError(msg)

@@ -10,11 +10,7 @@ from relax_actors.sessions.session_book import Session
 
 
 def check_current(session: Session, call: GenerateCall | SessionCall) -> None:
-    """Check that a session is still that of the agent that asks; it may end while a request waits.
-
-    Raises:
-        Refused: it is not.
-    """
+    """Check that a session is still its agent's, as it may end while a request waits; raises Refused."""
     if session.id != call.session:
         raise Refused(Refusal.ENDED, over(call.session, "another agent has its sample"))
     if session.state is not None:

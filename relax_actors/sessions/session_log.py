@@ -62,11 +62,7 @@ class LogWriter:
         self._length += 1
 
     async def check(self) -> None:
-        """Check that no other actor has appended to the log, and that it was not removed.
-
-        Raises:
-            RowTakenError: one has, or it was.
-        """
+        """Raise RowTakenError if another actor has appended to the log, or it was removed."""
         async with self._lock:
             cell, _ = await asyncio.gather(self._find_next(), self._check_last())
             if cell is not None:
@@ -158,11 +154,7 @@ class LazyLog:
             self._cell.states.append(one)
 
     def flush(self, seconds: float = 0.0) -> None:
-        """Write what was added, with the seconds that actors have spent on the row.
-
-        Raises:
-            BrokerError: an earlier cell could not be written.
-        """
+        """Write what was added, with the seconds spent on the row; raises BrokerError if an earlier cell failed."""
         if not (self._cell.turns or self._cell.states):
             return
         cell, self._cell = replace(self._cell, seconds=seconds), SessionLog()

@@ -13,11 +13,7 @@ BYTES = "base64"
 
 
 def dumps(value: Any, where: str) -> str:
-    """Return a value as one line of JSON.
-
-    Raises:
-        TraceError: read again, it would be another value, such as an object whose keys are numbers.
-    """
+    """Return a value as a line of JSON; raises TraceError if that reads as another value (keys as numbers)."""
     try:
         text = json.dumps(value, default=_encoded, ensure_ascii=False, separators=(",", ":"))
         same = loads(text) == value

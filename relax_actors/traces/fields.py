@@ -16,11 +16,7 @@ MAX_TOKEN = int(np.iinfo(np.int32).max)
 
 
 def token_ids(record: Mapping[str, Any], name: str, where: str) -> Array:
-    """Return the token ids of a field, `[len] int32`.
-
-    Raises:
-        TraceError: the record lacks them, or they are no token ids.
-    """
+    """Return the token ids of a field, `[len] int32`; raises TraceError if the record lacks such."""
     given = record.get(name)
     if given is None:
         msg = f"{where}: no {name}; a trace is trained by its token ids, and text alone does not give them back"

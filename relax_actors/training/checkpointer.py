@@ -116,11 +116,7 @@ class Checkpointer:
             raise ConfigError(msg)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Load a published checkpoint into the engine, and check its fingerprint.
-
-        Raises:
-            ConfigError: it is missing or damaged.
-        """
+        """Load a published checkpoint, and check its fingerprint; raises ConfigError if missing or damaged."""
         folder = self._context.folder.root / checkpoint.path
         with self._context.device_lock():
             load_checkpoint(folder, checkpoint, self._engine, self._state)

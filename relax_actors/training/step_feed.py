@@ -149,11 +149,7 @@ class StepFeed:
         return self._rows if len(self._rows) == rows else None
 
     def replay(self, step: int, indices: Iterable[int]) -> StepRows:
-        """Read the rows of a step that was trained before, in the order of its batch cell.
-
-        Raises:
-            ConfigError: a row is lost.
-        """
+        """Read the rows of a step that was trained, in its batch's order; raises ConfigError if one is lost."""
         self._reset(step)
         self._rows = self._reader.read_again(step, list(indices))
         return self._rows

@@ -235,11 +235,7 @@ class StepReader:
         return rows, unusable
 
     def read_again(self, step: int, indices: Sequence[int]) -> StepRows:
-        """Read the rows of a step that was trained before; staleness is not checked again.
-
-        Raises:
-            ConfigError: a row is lost.
-        """
+        """Read the rows of a trained step, without checking staleness; raises ConfigError if one is lost."""
         rows = self.empty()
         for index, columns in zip(indices, self._columns(step, indices), strict=True):
             if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):

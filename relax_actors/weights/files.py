@@ -174,11 +174,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def load(shards: Sequence[Path]) -> dict[str, Tensor]:
-    """Read the tensors of safetensors shards into memory.
-
-    Raises:
-        StoreError: a shard is missing or is not a safetensors file.
-    """
+    """Read the tensors of shards into memory; raises StoreError if one is missing or not safetensors."""
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         with _opened(shard) as file:

@@ -47,11 +47,7 @@ def estimator_of(algorithm: AlgorithmSection) -> tuple[Estimator, AdvantageSpec]
 
 
 def needs_greedy(algorithm: AlgorithmSection) -> bool:
-    """Return whether the estimator of a run needs a greedy sample of each prompt.
-
-    Raises:
-        ConfigError: the estimator does not import, or is not a function.
-    """
+    """Return whether the estimator of a run needs a greedy sample of each prompt; raises as `estimator_of`."""
     return "greedy" in estimator_of(algorithm)[1].needs
 
 

@@ -172,11 +172,7 @@ class Group:
 
 
 def check_advantages(advantages: Array, group: Group, source: str) -> None:
-    """Check what an estimator returned for a group.
-
-    Raises:
-        ValueError: it is not one finite number for each sample or each token.
-    """
+    """Raise ValueError unless an estimator returned one finite number for each sample or token of a group."""
     total = None if group.lengths is None else int(group.lengths.sum())
     if advantages.ndim != 1 or advantages.dtype.kind not in "fiu" or len(advantages) not in (group.n, total):
         tokens = "" if total is None else f" or [{total}], one per token"

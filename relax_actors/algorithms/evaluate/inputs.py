@@ -67,11 +67,7 @@ class Inputs:
         return bounded(lengths)
 
     def sample(self, name: str) -> Tensor:
-        """Return an input with one number for each sample, `[samples] float64`.
-
-        Raises:
-            ValueError: it is missing or has another form.
-        """
+        """Return an input with a number for each sample, `[samples] float64`; raises ValueError for other forms."""
         return _numbers(self.required(name), name)
 
     def token(self, name: str, *, gradient: bool = False) -> Tensor:

@@ -141,11 +141,7 @@ class TrainSample:
         return self.trained / self.sample_tokens if self.sample_tokens else 1.0
 
     def masked(self, name: str) -> Array:
-        """Return the values of a per-token array where `loss_mask` is true, `[trained]` or `[trained, k]`.
-
-        Raises:
-            ValueError: the array is None.
-        """
+        """Return a per-token array where `loss_mask` is true, `[trained]` or `[trained, k]`; raises ValueError."""
         array = getattr(self, name)
         if array is None:
             msg = f"a sequence has no {name}, which the algorithm reads; add the role that writes them"

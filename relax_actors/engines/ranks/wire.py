@@ -40,11 +40,7 @@ class Channel:
             raise EOFError(str(error)) from error
 
     def receive(self) -> Any:
-        """Wait for the next message.
-
-        Raises:
-            EOFError: the peer has closed the connection; a partial message is discarded.
-        """
+        """Wait for the next message; raises EOFError if the peer has closed, maybe after a part of a message."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return decode(self._read(length))
 

@@ -44,11 +44,7 @@ class GymnasiumEnvironment(Environment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Make the environment once.
-
-        Raises:
-            ConfigError: Gymnasium is not installed or does not make it, or a function does not import.
-        """
+        """Make the environment once; raises ConfigError if that fails, or a function does not import."""
         for name in ("observe", "act"):
             if options[name]:
                 load(options[name], f"environment.options.{name}")

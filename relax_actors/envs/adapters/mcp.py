@@ -34,11 +34,7 @@ class McpTool(Tool):
         self.schema = {"type": "function", "function": function}
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the tool; return its texts, or content parts if it answers with an image.
-
-        Raises:
-            ToolError: the server reports an error.
-        """
+        """Call the tool; return its texts, or content parts with images. Raises ToolError for its errors."""
         try:
             result = await self._client.call_tool(self.name, dict(arguments))
         except Exception as error:

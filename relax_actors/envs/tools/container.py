@@ -77,11 +77,7 @@ def run_in_container(command: Sequence[str], text: str, limits: Limits, image: s
 
 
 def check_container(image: str, where: str = "environment.options") -> None:
-    """Check that an engine answers, that it has the image, and that a container of it runs a program.
-
-    Raises:
-        ConfigError: one of these does not hold.
-    """
+    """Check that an engine answers, and that a container of the image runs a program; raises ConfigError."""
     if why := _problem(image, where):
         msg = f'{where}.sandbox = "container": {why}'
         raise ConfigError(msg)

@@ -164,11 +164,7 @@ def scaled(pixels: Pixels, side: int) -> Pixels:
 
 
 def rotated(pixels: Pixels, degrees: float) -> Pixels:
-    """Return an image rotated clockwise; corners that it does not fill are black.
-
-    Raises:
-        ToolError: the angle is not from -360 to 360.
-    """
+    """Return an image rotated clockwise, with black corners; raises ToolError outside of -360 to 360 degrees."""
     import cv2  # noqa: PLC0415 with the extra `media`
 
     if not -4 * _RIGHT <= degrees <= 4 * _RIGHT:

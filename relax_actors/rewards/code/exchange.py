@@ -35,11 +35,7 @@ def packed(value: Any, handle: Callable[[Any], int]) -> Any:
 
 
 def unpacked(body: Any, held: Callable[[int], Any]) -> Any:
-    """Return the value that `packed` made JSON types of; `held` returns the object with a number.
-
-    Raises:
-        Exception: `packed` has not made it.
-    """
+    """Return the value that `packed` made JSON types of, or raise; `held` returns the object with a number."""
     if body is None or isinstance(body, (bool, int, str)):
         return body
     ((kind, item),) = body.items()

@@ -97,12 +97,7 @@ class CodeTests:
             check_bubblewrap("reward.options.code_tests.sandbox")
 
     async def __call__(self, completion: str, prompt: Prompt) -> float:
-        """Return the reward of a completion.
-
-        Raises:
-            RowError: the row has no tests.
-            ActorError: no sandbox could be started.
-        """
+        """Return the reward of a completion; raises RowError without tests, ActorError without a sandbox."""
         tests, entry = tests_of(prompt)
         program = program_of(completion).encode(errors="replace").decode()
         if not program.strip() or "\0" in program or len(program.encode()) > LARGEST:

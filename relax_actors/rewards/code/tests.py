@@ -57,11 +57,7 @@ def number_of(value: Any) -> int:
 
 
 def ask(kind: str, number: int, name: str, arguments: Any, keywords: Any) -> Any:
-    """Ask the program for a value.
-
-    Raises:
-        Exception: of the type that the program raised, if it is one of Python's own, else RuntimeError.
-    """
+    """Ask the program for a value; raises what it raised, if one of Python's own, else RuntimeError."""
     channel.send([kind, number, name, packed(arguments, number_of), packed(keywords, number_of)])
     reply = channel.receive()
     if reply[0] == "value":

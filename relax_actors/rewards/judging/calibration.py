@@ -85,11 +85,7 @@ class Calibration:
         return asked
 
     def agreement(self, answers: Sequence[float]) -> float:
-        """Return the share of pairs that the answers order as the scores do; a tie counts half.
-
-        Raises:
-            ConfigError: it is less than `least`.
-        """
+        """Return the share of pairs ordered as the scores do, a tie half; raises ConfigError below `least`."""
         if self.grading.mode == "pairwise":
             shares = [(there + 1.0 - back) / 2 for there, back in zip(answers[::2], answers[1::2], strict=True)]
         else:

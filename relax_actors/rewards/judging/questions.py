@@ -54,11 +54,7 @@ class Grading:
         return ("prompt", "response", "answer") if self.mode == "reference" else ("prompt", "response")
 
     def questions(self, completions: Sequence[str], prompt: Prompt) -> list[Question]:
-        """Return what to ask about the samples of a row.
-
-        Raises:
-            RowError: the mode "reference" has no answer to compare with.
-        """
+        """Return what to ask about the samples of a row; raises RowError if a "reference" is missing."""
         if self.mode == "pairwise":
             orders = itertools.permutations(range(len(completions)), 2)
             return [self.comparison(completions[i], completions[k], prompt) for i, k in orders]

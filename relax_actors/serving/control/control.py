@@ -123,11 +123,7 @@ class Control:
         return None
 
     async def remove_engine(self, engine: int, body: RemoveBody) -> Operation:
-        """Request that an external engine leaves the run.
-
-        Raises:
-            ApiError: there is no such engine, or it is the last rollout.
-        """
+        """Request that an external engine leaves the run; raises ApiError for an unknown or the last one."""
         history = await self._log.read_async()
         if (known := history.with_key(body.idempotency_key)) is None:
             engines = {o.id: o for o in history.engines()}
@@ -213,11 +209,7 @@ class Control:
         return known
 
     async def cancel(self, number: int, reason: str) -> Operation:
-        """Cancel an operation that is not yet HEALTH_CHECKING.
-
-        Raises:
-            ApiError: there is none of this number, or it has gone too far.
-        """
+        """Cancel an operation that is not yet HEALTH_CHECKING; raises ApiError for others."""
         await self.operation(number)
         try:
             return await self._log.cancel_async(number, reason)

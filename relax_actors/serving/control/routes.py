@@ -114,11 +114,7 @@ class ControlRoutes:
 
 
 async def body_of(request: Request, model: type[Body]) -> Body:
-    """Return the checked body of a request; the header `Idempotency-Key` takes the place of the field.
-
-    Raises:
-        ApiError: the body does not fit.
-    """
+    """Return a request's checked body, with the header `Idempotency-Key` for the field; raises ApiError."""
     body = await read_object(request, MAX_BODY)
     if (key := request.headers.get("idempotency-key")) and "idempotency_key" in model.model_fields:
         body.setdefault("idempotency_key", key)
