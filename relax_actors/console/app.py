@@ -72,9 +72,9 @@ class Console:
         run = await self._runs.get(request.query_params.get("run", ""))
         STARTS.set(PULSE not in request.headers)
         query = Query(run, dict(request.query_params), self._runs.names())
-        found = await ANSWERS.load(name, "")(query)
-        body = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
-        return found if isinstance(found, Response) else Response(encoded(body), media_type="application/json")
+        answer = await ANSWERS.load(name, "")(query)
+        body = asdict(answer) if is_dataclass(answer) and not isinstance(answer, type) else answer
+        return answer if isinstance(answer, Response) else Response(encoded(body), media_type="application/json")
 
     async def _log(self, request: Request) -> Response:
         run = await self._runs.get(request.query_params.get("run", ""))

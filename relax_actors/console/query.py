@@ -44,7 +44,7 @@ class Query:
 
     def needed(self, name: str) -> int:
         """Return a parameter as a number; raises RequestError if it is missing or no number."""
-        if (found := self.number(name)) is None:
+        if (number := self.number(name)) is None:
             msg = f"parameter {name} is missing; give a whole number"
             raise RequestError(400, msg, "missing_parameter")
-        return found
+        return number

@@ -207,10 +207,10 @@ async def _subscribe(connection: Connection, book: LeaseBook) -> None:
 
 def runs_beside(folder: str) -> list[str]:
     """Return the folders of the runs in a folder, the newest first."""
-    found = []
+    paths = []
     for path in Path(folder).iterdir() if Path(folder).is_dir() else ():
         try:
-            found.append((find(str(path)).config.stat().st_mtime, str(path)))
+            paths.append((find(str(path)).config.stat().st_mtime, str(path)))
         except (ConfigError, OSError):
             continue
-    return [path for _, path in sorted(found, reverse=True)]
+    return [path for _, path in sorted(paths, reverse=True)]

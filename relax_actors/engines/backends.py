@@ -124,5 +124,5 @@ def _other_tables(config: Config) -> Iterator[tuple[str, str, BaseModel]]:
 
 
 def _instance(registry: Registry[Any], name: str, setting: str) -> Any:
-    found = registry.load(name, setting)
-    return found() if isinstance(found, type) else found
+    backend = registry.load(name, setting)
+    return backend() if isinstance(backend, type) else backend

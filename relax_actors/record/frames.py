@@ -132,11 +132,11 @@ def read_body(frame: Frame) -> bytes:
         msg = f"{frame.path} is damaged at byte {frame.body_at}: {what} cannot be read; other rows of the record can"
         raise RecordError(msg)
     raw = frame.head["raw"]
-    found = zlib.decompressobj().decompress(data, raw) if raw else b""
-    if len(found) != raw:
-        msg = f"{frame.path}: the frame at byte {frame.offset} holds {len(found)} bytes instead of {raw}; it is skipped"
+    body = zlib.decompressobj().decompress(data, raw) if raw else b""
+    if len(body) != raw:
+        msg = f"{frame.path}: the frame at byte {frame.offset} holds {len(body)} bytes instead of {raw}; it is skipped"
         raise RecordError(msg)
-    return found
+    return body
 
 
 def _frame_at(file: IO[bytes], path: Path, at: int, size: int) -> Frame | None:

@@ -99,19 +99,19 @@ class Record:
         """Return the damaged parts, which are skipped; the unfinished end of a newest segment is none."""
         segments = segments_in(self._folder)
         newest = {segment.shelf: segment for segment in segments}
-        found = [(segment, part) for segment in segments for part in self._parts(segment) if isinstance(part, Damage)]
-        return [part for segment, part in found if not (part.last and segment == newest[segment.shelf])]
+        damaged = [(segment, part) for segment in segments for part in self._parts(segment) if isinstance(part, Damage)]
+        return [part for segment, part in damaged if not (part.last and segment == newest[segment.shelf])]
 
     def _numbers(self, name: str) -> dict[int, Frame]:
         frames = self._frames(Shelf.STEPS)
         return {frame.head[name]: frame for frame in frames if isinstance(frame.head.get(name), int)}
 
     def _index(self) -> dict[RowId, Frame]:
-        found: dict[RowId, Frame] = {}
+        frames: dict[RowId, Frame] = {}
         for frame in self._frames(Shelf.ROWS, Shelf.SPECIAL):
             if (row := row_of(frame)) is not None:
-                found.setdefault(row, frame)
-        return dict(sorted(found.items(), key=lambda item: item[1].head.get("time", 0.0)))
+                frames.setdefault(row, frame)
+        return dict(sorted(frames.items(), key=lambda item: item[1].head.get("time", 0.0)))
 
     def _frames(self, *shelves: Shelf) -> Iterator[Frame]:
         for shelf in shelves:

@@ -162,15 +162,15 @@ def _arrays_of(data: bytes, resolve: Resolver) -> dict[str, bytes]:
         references.append(reference)
         return reference
 
-    found: dict[str, bytes] = {}
+    arrays: dict[str, bytes] = {}
     with suppress(CodecError):
         fields = open_envelope(data, collect).fields
         left_out = set(map(_name, _experts_of(fields))) if references else ()
         for reference in references:
             if _name(reference) not in left_out:
                 with suppress(StoreError):
-                    found[_name(reference)] = resolve(reference).tobytes()
-    return found
+                    arrays[_name(reference)] = resolve(reference).tobytes()
+    return arrays
 
 
 def _experts_of(value: Any, name: str = "") -> Iterator[TensorRef]:

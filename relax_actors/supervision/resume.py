@@ -117,10 +117,10 @@ def compare(old: Config, new: Config) -> list[Change]:
     Raises:
         ConfigError: the class of an added role does not import.
     """
-    found = _differences(old.model_dump(mode="json"), absolute(new).model_dump(mode="json"))
+    changes = _differences(old.model_dump(mode="json"), absolute(new).model_dump(mode="json"))
     added = [name for name in new.roles if name not in old.roles]
     columns = {role_class(new, name).writes for name in added}
-    return [_judged(change, old, new, columns) for change in sorted(found, key=lambda change: change.key)]
+    return [_judged(change, old, new, columns) for change in sorted(changes, key=lambda change: change.key)]
 
 
 def needs_new_start(changes: Iterable[Change]) -> bool:
@@ -211,10 +211,10 @@ def _needs_old_weights(role: str) -> str:
 
 def _differences(old: Any, new: Any, at: str = "") -> list[Change]:
     if isinstance(old, dict) and isinstance(new, dict):
-        found = []
+        changes = []
         for key in {**old, **new}:
-            found += _differences(old.get(key), new.get(key), f"{at}.{key}" if at else str(key))
-        return found
+            changes += _differences(old.get(key), new.get(key), f"{at}.{key}" if at else str(key))
+        return changes
     return [] if old == new else [Change(at, old, new)]
 
 

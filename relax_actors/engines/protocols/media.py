@@ -87,8 +87,8 @@ class PromptMedia:
         """Return the positions of a sequence of the prompt and what follows it, `[3, length]`, typed as `positions`."""
         prompt = self.positions[:, :length]
         rest = np.arange(prompt.shape[1], length) + self.position_delta
-        found: Array = np.concatenate([prompt, np.broadcast_to(rest, (3, len(rest)))], axis=1).astype(prompt.dtype)
-        return found
+        positions: Array = np.concatenate([prompt, np.broadcast_to(rest, (3, len(rest)))], axis=1).astype(prompt.dtype)
+        return positions
 
     def extended(self, length: int, positions: Array, items: Iterable[MediaItem]) -> PromptMedia:
         """Return the media of a sequence of `length` tokens that goes on with an observation.
@@ -139,8 +139,8 @@ def _delta(positions: Array) -> float:
 
 def media_of(sequences: Iterable[PromptMedia | None]) -> list[PromptMedia]:
     """Return the distinct objects with media of some sequences, in order of their first sequence."""
-    found = {id(media): media for media in sequences if media is not None and media.items}
-    return list(found.values())
+    by_id = {id(media): media for media in sequences if media is not None and media.items}
+    return list(by_id.values())
 
 
 def placeholders_of(sequences: Iterable[PromptMedia]) -> int:

@@ -26,19 +26,19 @@ class StopStrings:
         """Return the state after another token, and whether a string ends in this token."""
         step = self._steps.get((state, token))
         if step is None:
-            after, found = state, False
+            after, has_ended = state, False
             for byte in self._token_bytes(token):
                 after = self._next[after].get(byte, START)
-                found = found or self._ends[after]
-            step = self._steps[state, token] = after, found
+                has_ended = has_ended or self._ends[after]
+            step = self._steps[state, token] = after, has_ended
         return step
 
     def find(self, tokens: Sequence[int]) -> int | None:
         """Return the number of tokens up to the one in which a string first ends; None if there is none."""
         state = START
         for i, token in enumerate(tokens):
-            state, found = self.advance(state, token)
-            if found:
+            state, has_ended = self.advance(state, token)
+            if has_ended:
                 return i + 1
         return None
 

@@ -25,8 +25,8 @@ def stored_names(model: PreTrainedModel) -> Convert:
     """Return the conversion of weights to those of model folders, where the names or the fusion of experts differ."""
 
     def convert(tensors: dict[str, Tensor]) -> Mapping[str, Tensor]:
-        found: Mapping[str, Tensor] = revert_weight_conversion(model, tensors)
-        return found
+        converted: Mapping[str, Tensor] = revert_weight_conversion(model, tensors)
+        return converted
 
     return convert
 

@@ -53,16 +53,16 @@ class StoredItem:
         """Map the features; raises ValueError if the file is gone, or was changed."""
         reference = self.features
         try:
-            found: NDArray[Any] = np.memmap(
+            array: NDArray[Any] = np.memmap(
                 self.path, np.dtype(reference.dtype), "r", reference.offset, tuple(reference.shape)
             )
         except (OSError, ValueError) as error:
             msg = f"features of {self.kind} at {self.path} cannot be read: {error}"
             raise ValueError(msg) from error
-        if xxhash.xxh3_128_hexdigest(found.data) != reference.xxh3_128:
+        if xxhash.xxh3_128_hexdigest(array.data) != reference.xxh3_128:
             msg = f"features of {self.kind} at {self.path} have changed"
             raise ValueError(msg)
-        return found
+        return array
 
 
 def _pack(positions: NDArray[Any]) -> list[str]:

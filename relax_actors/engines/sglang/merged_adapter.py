@@ -35,8 +35,8 @@ class MergedAdapter:
         check_base(tensors.get(BASE), self._digest, f"version {version}")
         check_scale(tensors.get(SCALE), self._form.scale, f"version {version}")
         whole = {name: t for name, t in tensors.items() if name in self._base}
-        found = self._base | whole
+        merged = self._base | whole
         for name in (name.removesuffix(DOWN) for name in tensors if name.endswith(DOWN)):
             weight = self._base[f"{name}.weight"]
-            found[f"{name}.weight"] = merge(weight, tensors[name + DOWN], tensors[name + UP], self._form.scale)
-        return found
+            merged[f"{name}.weight"] = merge(weight, tensors[name + DOWN], tensors[name + UP], self._form.scale)
+        return merged

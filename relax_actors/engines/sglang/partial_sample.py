@@ -178,8 +178,8 @@ class PartialSample:
         if strings is None:
             return
         while not self.is_stopped and self._searched < len(self._tokens):
-            self._state, found = strings.advance(self._state, self._tokens[self._searched])
-            self.is_stopped = found and self._searched >= self._request.min_tokens
+            self._state, has_ended = strings.advance(self._state, self._tokens[self._searched])
+            self.is_stopped = has_ended and self._searched >= self._request.min_tokens
             self._searched += 1
         if self.is_stopped:
             self._truncate(self._searched)
@@ -263,15 +263,15 @@ def routed_experts(text: str, tokens: int, moe: MoeFacts) -> NDArray[Any]:
     # SGLang reports all layers, including those without experts.
     shape = tokens, moe.layers + len(moe.without), moe.experts_of_token
     try:
-        found = np.frombuffer(base64.b64decode(text, validate=True), "<i4").reshape(shape)
+        chosen = np.frombuffer(base64.b64decode(text, validate=True), "<i4").reshape(shape)
     except ValueError as error:
         msg = f"a server sent routed experts that are not {list(shape)}: {error}"
         raise EngineError(msg) from error
-    found = np.delete(found, moe.without, 1).astype(np.int16)
-    if why := invalid_reason(found, moe.experts):
+    chosen = np.delete(chosen, moe.without, 1).astype(np.int16)
+    if why := invalid_reason(chosen, moe.experts):
         msg = f"a server sent routed experts that are not valid: {why}"
         raise EngineError(msg)
-    return found
+    return chosen
 
 
 class ActiveRows:

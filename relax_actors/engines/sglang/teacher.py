@@ -50,10 +50,10 @@ class SglangTeacher:
         if len(answers) != len(samples):
             msg = f"the teacher at {self._url} gave {len(answers)} answers for {len(samples)} sequences"
             raise ActorError(msg)
-        found = []
+        scores = []
         for sample, start, answer in zip(samples, starts, answers, strict=True):
-            found.append(self._scores(sample, start, answer["meta_info"], top_k))
-        return found
+            scores.append(self._scores(sample, start, answer["meta_info"], top_k))
+        return scores
 
     def _scores(self, sample: TrainSample, start: int, meta: dict[str, Any], top_k: int) -> Scores:
         """Read the log-probs of a sequence; the first entry is of position `start - 1`, which is not scored."""
@@ -91,8 +91,8 @@ class SglangTeacher:
                 why = str(error) or type(error).__name__
             else:
                 if answer.status_code == OK:
-                    found: list[dict[str, Any]] = answer.json()
-                    return found
+                    answers: list[dict[str, Any]] = answer.json()
+                    return answers
                 why = f"{answer.status_code}: {answer.text[:500]}"
                 if answer.status_code < FIRST_SERVER_ERROR:
                     msg = f"the teacher at {self._url} refuses the request ({why})"

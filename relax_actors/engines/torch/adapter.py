@@ -88,9 +88,9 @@ class Adapter:
     def _unfreeze(self) -> dict[str, nn.Parameter]:
         """Let the weights of saved modules be trained; return them by name."""
         names = {f"{module}." for module in self.modules.saved}
-        found = {n: p for n, p in self.model.named_parameters() if n.startswith(tuple(names))} if names else {}
+        parameters = {n: p for n, p in self.model.named_parameters() if n.startswith(tuple(names))} if names else {}
         everywhere = [id(p) for _, p in self.model.named_parameters(remove_duplicate=False)]
-        for name, parameter in found.items():
+        for name, parameter in parameters.items():
             if everywhere.count(id(parameter)) > 1:
                 msg = (
                     f"lora.modules_to_save: {name} shares its weights with another module (tie_word_embeddings), "
@@ -98,7 +98,7 @@ class Adapter:
                 )
                 raise ConfigError(msg)
             parameter.requires_grad_()
-        return dict(found)
+        return dict(parameters)
 
     def initialise(self, seed: int) -> None:
         """Read the adapter of the folder to start from, or `draw` it."""
@@ -123,10 +123,10 @@ class Adapter:
         return self._of_slot(POLICY) | self._whole
 
     def _of_slot(self, slot: str) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, layer in self.layers.items():
-            found |= {name + DOWN: layer.of_slot(slot).down, name + UP: layer.of_slot(slot).up}
-        return found
+            tensors |= {name + DOWN: layer.of_slot(slot).down, name + UP: layer.of_slot(slot).up}
+        return tensors
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what is published; see `TrainedWeights`."""

@@ -55,13 +55,13 @@ def check_architecture(config: Config, folder: Path) -> None:
     # A multimodal model is of a type that `family_of` knows.
     names = [] if family else [str(given["model_type"]), str(given.get("text_config", {}).get("model_type"))]
     known = USUAL if _is_usual(fields, names) else describe(body)
-    found = [*_type_problems(names, known), *_field_problems(fields, known)]
+    problems = [*_type_problems(names, known), *_field_problems(fields, known)]
     if family is not None:
-        found += nested_config.problems(given, family.spec)
-    if not found and known.error:
-        found = [f"transformers cannot build this model: {known.error}; correct the field that it names"]
-    if found:
-        raise ConfigError("\n".join(f"{where}: {problem}" for problem in found))
+        problems += nested_config.problems(given, family.spec)
+    if not problems and known.error:
+        problems = [f"transformers cannot build this model: {known.error}; correct the field that it names"]
+    if problems:
+        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
 
 
 def causal_model_class(folder: Path) -> str:

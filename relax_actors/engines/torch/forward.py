@@ -295,11 +295,11 @@ class Forward(Planning):
             scored = self.without_loss(model, trained, numbers, np.zeros((0, 0), np.float32))
             own += [(i, row[: samples[i].trained]) for i, row in zip(trained.indices, scored, strict=True)]
             progress()
-        found = [np.zeros(len(sample), np.float32) for sample in samples]
+        arrays = [np.zeros(len(sample), np.float32) for sample in samples]
         for index, row in (pair for part in self._sharding.all_gather(own) for pair in part):
-            found[index] = np.zeros((len(samples[index]), *row.shape[1:]), np.float32)
-            found[index][samples[index].loss_mask] = row
-        return found
+            arrays[index] = np.zeros((len(samples[index]), *row.shape[1:]), np.float32)
+            arrays[index][samples[index].loss_mask] = row
+        return arrays
 
     @torch.no_grad()
     def score_top(
@@ -311,7 +311,7 @@ class Forward(Planning):
         progress: Callable[[], None],
     ) -> list[Scores]:
         """Compute log-probs of each sequence as `score` does, and the `top_k` most likely tokens; errors as `score`."""
-        found: dict[int, Scores] = {}
+        scores: dict[int, Scores] = {}
         for plan in self.plan(samples, max_tokens):
             batch = self.micro_batch(samples, plan)
             hidden, targets = self._scored_states(model, batch), batch.targets[:, 0]
@@ -322,6 +322,6 @@ class Forward(Planning):
                 sample = samples[index]
                 part, logprobs = slice(end - sample.trained, end), np.zeros(len(sample), np.float32)
                 logprobs[sample.loss_mask] = scored[row, : sample.trained]
-                found[index] = Scores(logprobs, ids[part].int().cpu().numpy(), top[part].cpu().numpy())
+                scores[index] = Scores(logprobs, ids[part].int().cpu().numpy(), top[part].cpu().numpy())
             progress()
-        return [found[index] for index in range(len(samples))]
+        return [scores[index] for index in range(len(samples))]

@@ -16,17 +16,17 @@ def frozen_names(names: Collection[str], patterns: Sequence[str]) -> set[str]:
     Raises:
         ConfigError: a pattern matches no name, or no name is left to train.
     """
-    found: set[str] = set()
+    frozen: set[str] = set()
     for pattern in patterns:
         matched = {name for name in names if fnmatchcase(name, pattern)}
         if not matched:
             msg = f"trainer.freeze: {pattern!r} matches no weight of the model; it has {sorted(names)[:8]} ..."
             raise ConfigError(msg)
-        found |= matched
-    if found == set(names):
+        frozen |= matched
+    if frozen == set(names):
         msg = f"trainer.freeze: {list(patterns)} leaves nothing to train; remove a pattern"
         raise ConfigError(msg)
-    return found
+    return frozen
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

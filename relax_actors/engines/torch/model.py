@@ -64,8 +64,8 @@ def build(
 
 def config_of(path: Path, **settings: Any) -> PreTrainedConfig:
     """Read a config.json; of a model that also speaks, the part that reads and writes text."""
-    found = AutoConfig.from_pretrained(path, **settings)
-    thinker: PreTrainedConfig = getattr(found, "thinker_config", found)
+    config = AutoConfig.from_pretrained(path, **settings)
+    thinker: PreTrainedConfig = getattr(config, "thinker_config", config)
     return thinker
 
 
@@ -149,13 +149,13 @@ def read_folder(model: PreTrainedModel, path: Path) -> dict[str, Tensor]:
 
 def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weights by Hugging Face name; tied weights once, under their first name."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            found[name] = tensor.detach()
-    return found
+            tensors[name] = tensor.detach()
+    return tensors
 
 
 @torch.no_grad()

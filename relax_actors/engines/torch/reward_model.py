@@ -43,5 +43,5 @@ class TorchRewardModel(SwappableModel):
         def compute(batch: MicroBatch) -> Tensor:
             return self._forward.scores(self._model, batch)
 
-        found = self._forward.compute(self._model, compute, samples, self._max_tokens, progress)
-        return [scores[sample.loss_mask] for sample, scores in zip(samples, found, strict=True)]
+        rows = self._forward.compute(self._model, compute, samples, self._max_tokens, progress)
+        return [scores[sample.loss_mask] for sample, scores in zip(samples, rows, strict=True)]

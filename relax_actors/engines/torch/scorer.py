@@ -76,17 +76,17 @@ class TorchScorer(SwappableModel):
         def compute(batch: MicroBatch) -> Tensor:
             return self._forward.scores(self._model, batch)
 
-        found = self._forward.compute(self._model, compute, samples, self._max_tokens, progress)
+        logprobs = self._forward.compute(self._model, compute, samples, self._max_tokens, progress)
         if self._are_pairs:
-            return [scores[:, 0] for scores in found]
-        return [self._of_labels(sample, scores) for sample, scores in zip(samples, found, strict=True)]
+            return [scores[:, 0] for scores in logprobs]
+        return [self._of_labels(sample, scores) for sample, scores in zip(samples, logprobs, strict=True)]
 
     @staticmethod
     def _of_labels(sample: TrainSample, scores: NDArray[Any]) -> NDArray[Any]:
         logprobs, labels = class_logprobs(torch.from_numpy(scores)), torch.from_numpy(sample.masked("targets"))
-        found = np.zeros(len(sample), np.float32)
-        found[sample.loss_mask] = logprobs[sample.loss_mask].gather(-1, labels.long().unsqueeze(-1))[:, 0].numpy()
-        return found
+        scored = np.zeros(len(sample), np.float32)
+        scored[sample.loss_mask] = logprobs[sample.loss_mask].gather(-1, labels.long().unsqueeze(-1))[:, 0].numpy()
+        return scored
 
     def squares(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute sums of squared probabilities of each sequence; see `SupportsSquares`."""

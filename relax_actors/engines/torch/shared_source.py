@@ -68,10 +68,10 @@ class SharedSource:
                 except Exception as error:  # noqa: BLE001 raised below: the other ranks need this one until then
                     failure = error
         self.prefixes = digest.prefixes
-        (found, *_) = self._sharding.all_gather(digest.hexdigest())
+        (fingerprint, *_) = self._sharding.all_gather(digest.hexdigest())
         if failure is not None:
             raise failure
-        return str(found)
+        return str(fingerprint)
 
     def total(self, number: int) -> int:
         """Return the sum of a number over all ranks."""

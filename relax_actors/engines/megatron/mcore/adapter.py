@@ -270,8 +270,8 @@ def _common_fingerprint(folder: Path) -> str:
     nodes = all_gather_messages(socket.gethostname())
     is_first = nodes.index(nodes[distributed.get_rank()]) == distributed.get_rank()
     files = sorted(folder.glob("*.safetensors"))
-    found = all_gather_messages(weights.fingerprint_of_files(files) if is_first else "")
-    return one_base({node: own for node, own in zip(nodes, found, strict=True) if own})
+    fingerprints = all_gather_messages(weights.fingerprint_of_files(files) if is_first else "")
+    return one_base({node: own for node, own in zip(nodes, fingerprints, strict=True) if own})
 
 
 def one_base(fingerprints: Mapping[str, str]) -> str:

@@ -100,8 +100,8 @@ class StoredPieces:
                     self._steps[entry["key"]] = entry["step"]
                 for name in entry["tensors"]:
                     (length,) = file.get_slice(f"{number}.{name}").get_shape()
-                    found = _Stored(file, f"{number}.{name}", *place, length)
-                    self._stored.setdefault((name, entry["key"]), []).append(found)
+                    stored = _Stored(file, f"{number}.{name}", *place, length)
+                    self._stored.setdefault((name, entry["key"]), []).append(stored)
 
     def step(self, key: str) -> float | None:
         """Step of the optimizer for a parameter."""
@@ -152,9 +152,9 @@ def _count(shape: tuple[int, ...]) -> int:
 
 def _joined(name: str, key: str, pieces: list[_Stored], span: range) -> Tensor:
     """Read a part of one shard from the pieces that it overlaps."""
-    found = sorted(pieces, key=lambda piece: piece.start)
+    ordered = sorted(pieces, key=lambda piece: piece.start)
     parts, reached = [], span.start
-    for piece in found:
+    for piece in ordered:
         end = min(piece.start + piece.length, span.stop)
         if piece.start <= reached < end:
             parts.append(piece.file.get_slice(piece.name)[reached - piece.start : end - piece.start])

@@ -148,7 +148,7 @@ class Update:
     @torch.no_grad()
     def _record(self, objective: StepObjective, parts: Sequence[Part], progress: Callable[[], None]) -> Records:
         """Run the forward pass before the backward passes; records of all ranks."""
-        found: Records = {}
+        records: Records = {}
         start = 0
         asked = {"entropies": objective.top_entropy is not None, "squares": objective.reads_squares}
         score = self._schedule.scores(**asked)
@@ -158,7 +158,7 @@ class Update:
             chosen = [part.samples[index] for index in indices]
             reference = part.reference.get(number)
             inputs = loss_inputs(objective, chosen, scored, tensors.mask, tensors.padded, reference=reference)
-            found.update(record(objective, inputs, [start + index for index in indices]))
+            records.update(record(objective, inputs, [start + index for index in indices]))
             return scored.logprobs.sum(), {}
 
         recorded = self._trained
@@ -180,7 +180,7 @@ class Update:
             if self._replay is not None:
                 self._replay.reroutes.take()
             start += len(part.samples)
-        messages = all_gather_messages(pack_records(found) if reports_metrics() else [])
+        messages = all_gather_messages(pack_records(records) if reports_metrics() else [])
         return unpack_records([message for part in messages for message in part])
 
     def _loss_of(

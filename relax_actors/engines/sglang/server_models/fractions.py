@@ -48,8 +48,8 @@ class _Rotary:
         self._inverse = self._inverse.to(query.device)
         angles = unpack(positions)[..., None].float() * self._inverse
         stand_in = _Table(torch.cat((angles.cos(), angles.sin()), -1).to(query.dtype), self._module)
-        found: tuple[Tensor, Tensor] = self._native(stand_in, positions, query, key)
-        return found
+        rotated: tuple[Tensor, Tensor] = self._native(stand_in, positions, query, key)
+        return rotated
 
 
 class _Table:
