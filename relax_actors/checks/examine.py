@@ -19,11 +19,10 @@ from relax_actors.checks.cluster import check_nodes
 from relax_actors.config import Config
 from relax_actors.config.notes import check_steps, check_weight_files
 from relax_actors.data.adapter_check import check_adapter
-from relax_actors.data.check import check_characters, check_data
+from relax_actors.data.check import check_characters, check_data, check_set
 from relax_actors.data.checked_run import CheckedModel, CheckedRun
 from relax_actors.data.duplicates import note_duplicates
 from relax_actors.data.example_check import check_examples
-from relax_actors.data.held_out_check import check_set
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.trace_check import check_traces

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from relax_actors.autoscaling.decision import Action, Decision, Figures, Timers, decide
-from relax_actors.autoscaling.place import Place, place_for
+from relax_actors.autoscaling.decision import Action, Decision, Figures, Place, Timers, decide, place_for
 from relax_actors.config.autoscaler import AutoscalerSection
 from relax_actors.config.rows import admitted_rows
 from relax_actors.data.checked_run import CheckedRun
