@@ -158,7 +158,7 @@ def _judged(change: Change, old: Config, new: Config, added_columns: set[str]) -
         reason = _needed_by_others(old, name)
         effect = Effect.REFUSED if reason else Effect.RESULT
     elif section == "roles" and name in new.roles and name not in old.roles:
-        reason = _needs_old_weights(name)
+        reason = role_class(new, name).spec.needs_weights
         effect = Effect.REFUSED if reason else Effect.RESULT
     elif change.key == "advantages.reads":
         effect = Effect.RESULT if change.new in added_columns else Effect.REFUSED
@@ -198,15 +198,6 @@ def _needed_by_others(old: Config, role: str) -> str:
     except ConfigError as error:
         return str(error)
     return ""
-
-
-def _needs_old_weights(role: str) -> str:
-    """Why a role cannot be added to a run that has trained, which keeps its last weights only; empty if it can."""
-    return {
-        "reference": "it needs weights 0",
-        "actor_fwd": "it needs old weights",
-        "squares": "it needs old weights",
-    }.get(role, "")
 
 
 def _differences(old: Any, new: Any, at: str = "") -> list[Change]:

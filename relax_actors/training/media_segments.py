@@ -1,7 +1,7 @@
 """Segments with the features of one medium, shared by all rows with the same file.
 
 A segment is named by a hash of the file's hash, the part of it that is used, the settings, the model's preprocessing
-and its version. So the same name has the same bits, whoever writes it, and a lost segment can be written again.
+and its version. So the same name has the same bits in every process, and a lost segment can be written again.
 """
 
 from __future__ import annotations

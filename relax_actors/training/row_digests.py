@@ -1,7 +1,7 @@
 """Digests of the cells that a step reads: the batch keeps them, so that a replay names the row that has changed.
 
-A digest is of the content of a cell: two runs that compute the same numbers have the same digests, whoever wrote the
-cells and wherever their arrays lie.
+A digest is of the content of a cell: two runs that compute the same numbers have the same digests, whichever actor
+wrote the cells and wherever their arrays lie.
 """
 
 from __future__ import annotations
