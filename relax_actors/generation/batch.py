@@ -93,12 +93,10 @@ class JoinPace:
         self._joins_freely, self._tokens = joins_freely, 0
 
     def step(self, waiting: int, running: int) -> bool:
-        """Count a token of the batch; return whether requests join behind it.
+        """Count a token of the batch of `running` requests; return whether requests join behind it.
 
-        Args:
-            waiting: requests that may join now. Others must not count: their number would open a batch that they do
-                not join for each request that does, so that each copies the cache alone.
-            running: requests of the batch.
+        Only requests that may join now are `waiting`: others would open a batch that they do not join for each request
+        that does, so that each copies the cache alone.
         """
         self._tokens += 1
         gathers = not self._joins_freely and self._tokens % JOIN_TOKENS
