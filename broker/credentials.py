@@ -209,11 +209,7 @@ def read_claims(path: Path) -> Claims:
 
 
 def sign_in(path: Path, nonce: str) -> tuple[Claims, dict[str, str]]:
-    """Return the claims of a `.creds` file, and the fields of `CONNECT` that prove them to a server with a nonce.
-
-    Raises:
-        AddressError: the file is not a `.creds` file.
-    """
+    """Return a `.creds` file's claims and the `CONNECT` fields that prove them; raises as `read_claims`."""
     claims, token, seed = _read(path)
     return claims, {"jwt": token, "sig": _base64(SigningKey(seed).sign_bytes(nonce.encode()))}
 

@@ -18,11 +18,7 @@ Function = Callable[..., Any]
 
 
 def load_advantage(name: str) -> Function:
-    """Load an advantage estimator.
-
-    Raises:
-        ConfigError: it does not import, is not a function, or its attribute `spec` holds no facts of its kind.
-    """
+    """Load an advantage estimator; raises ConfigError if it is no function, or has a wrong `spec`."""
     return _load(ADVANTAGES, name, "advantage", "a function of a Group", advantage_spec)
 
 

@@ -236,11 +236,7 @@ class PolicyInputs:
 
     @property
     def scored(self) -> tuple[Tensor, Tensor]:
-        """`scores` and `targets`.
-
-        Raises:
-            ValueError: the model computes no scores, or the batch lacks what they are compared with.
-        """
+        """`scores` and `targets`; raises ValueError if the model computes none, or the batch lacks targets."""
         if self.scores is None or self.targets is None:
             msg = 'this loss reads scores and their targets; set algorithm.head = "scores", and label the data'
             raise ValueError(msg)

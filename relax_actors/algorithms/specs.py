@@ -183,11 +183,7 @@ def advantage_spec(function: Callable[..., Any]) -> AdvantageSpec:
 
 
 def loss_spec(function: Callable[..., Any]) -> LossSpec:
-    """Return the facts of a policy loss; those of a function without a decorator are not known.
-
-    Raises:
-        ConfigError: its attribute `spec` is something else.
-    """
+    """Return the facts of a policy loss, unknown without a decorator; raises ConfigError for a wrong `spec`."""
     return _spec(function, LossSpec)
 
 

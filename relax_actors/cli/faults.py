@@ -61,11 +61,7 @@ class Damage(StrEnum):
 
 
 def inject(run: str, fault: Fault, schedule: Schedule) -> int:
-    """Inject a fault repeatedly, and return how often: less if a victim was missing for `WAIT_SECONDS`.
-
-    Raises:
-        ConfigError: an unknown target, or the run is not up.
-    """
+    """Inject a fault, and return how often: less if a victim was missing for `WAIT_SECONDS`; raises ConfigError."""
     source = random.Random(schedule.seed)  # noqa: S311 no secret
     with connected(run) as at:
         if not at.live:

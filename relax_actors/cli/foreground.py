@@ -269,11 +269,7 @@ def explain(console: Screen, failure: Failure, folder: RunFolder, remedy: str) -
 
 
 def finished_before(folder: RunFolder, config: Config) -> tuple[Summary, str] | None:
-    """Return the result of a run that is finished and a note about it; None if steps remain to be trained.
-
-    Raises:
-        ConfigError: it is finished with other settings.
-    """
+    """Return a finished run's result and a note, or None; raises ConfigError if it had other settings."""
     saved = folder.saved_config()
     if saved is None or not folder.summary.exists():
         return None

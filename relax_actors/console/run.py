@@ -108,12 +108,7 @@ class ConsoleRun:
         self._log = Histories(connection, self.subjects.log_stream, Picture.log_subjects(self.subjects))
 
     async def refresh(self) -> Picture:
-        """Return the picture with what is new in the broker.
-
-        Raises:
-            ConfigError: the run cannot be opened.
-            BrokerError: its broker does not answer.
-        """
+        """Return the picture with what is new in the broker; raises as `connection`."""
         connection = await self.connection()
         async with self._lock:
             if time.monotonic() - self._read < FRESH_SECONDS:

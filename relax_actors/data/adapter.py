@@ -199,11 +199,7 @@ def match_targets(linear: Collection[str], modules: Collection[str], targets: st
 
 
 def match_saved(modules: Collection[str], saved: Sequence[str]) -> list[str]:
-    """Return the modules that `lora.modules_to_save` names, in the order of their names.
-
-    Raises:
-        ConfigError: a name matches no module with weights, or an expert.
-    """
+    """Return the modules with weights of `lora.modules_to_save`, by name; raises ConfigError if one matches none."""
     saved_modules: set[str] = set()
     for name in saved:
         matched = {module for module in modules if _matches(module, name)}

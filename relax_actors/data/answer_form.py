@@ -117,11 +117,7 @@ class _Lark:
         return name
 
     def json(self, schema: Schema) -> str:
-        """Return a rule for a JSON value.
-
-        Raises:
-            RowError: the value is an object, and the tokenizer cannot spell its braces, quotes and colons.
-        """
+        """Return a rule for a JSON value; raises RowError if the tokenizer cannot spell an object's signs."""
         if schema.get("type") == "object":
             self.tokenizer.encode('{"":}', special=False)
         return self.rule(f"%json {json.dumps({**schema, **_WHITE_SPACE})}")

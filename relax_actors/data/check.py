@@ -79,11 +79,7 @@ def note_source(config: Config, data: DataSection, source: DataSource, where: st
 
 
 def _check_timestamps(tokenizer: Tokenizer, timestamp: str, tasks: Collection[Task], where: str) -> None:
-    """Check that the tokenizer can write the times of videos, which the model reads as text.
-
-    Raises:
-        ConfigError: it lacks characters, and a row has a video.
-    """
+    """Raise ConfigError if a row has a video whose times, read as text, the tokenizer cannot write."""
     timed = next((task for task in tasks if any(medium.kind == VIDEO for medium in task.media)), None)
     if timed is not None and (missing := missing_characters(tokenizer.inner, timestamp)):
         msg = (

@@ -180,11 +180,7 @@ class ExampleMaker:
         return replace(example, trained=trained).until(end, is_cut=is_cut)
 
     def _divided(self, example: Example) -> Trajectory:
-        """Return the trajectory of an example that is too long: one sample, whose sequences are its pieces.
-
-        Raises:
-            RowError: it has media, or none of its tokens is trained.
-        """
+        """Return the trajectory of a long example, its pieces as sequences; raises RowError if it has media."""
         pieces = example.pieces(self._most)
         if not pieces:
             msg = "none of its tokens is trained; correct the row, or set examples.train"

@@ -59,11 +59,7 @@ def names_in(row: Any, depth: int = _DEPTH) -> Iterator[str]:
 
 
 class FieldNames:
-    """Gives the fields of a row the names that tasks are made from.
-
-    Raises:
-        ConfigError: a name is empty, or both a prompt and messages are named.
-    """
+    """Gives a row's fields the names that tasks are made from; raises ConfigError for empty ones and two prompts."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self.names = dict(names)

@@ -39,11 +39,7 @@ MAX_PROMPT_BYTES = MAX_CELL_BYTES - (64 << 10)
 
 
 def open_data(data: DataSection, media: MediaSection | None = None) -> DataSource:
-    """Open the source of a [data] section; `media` is the section [media] of a model that sees or hears.
-
-    Raises:
-        ConfigError: it cannot be opened, or has not one usable row.
-    """
+    """Open the source of a [data] section, with [media] of a model that takes any; raises ConfigError if it cannot."""
     mixture = {name: part.model_dump(exclude={"weight"}) for name, part in data.mixture.items()}
     own = {name: getattr(data, name) for name in SourceSection.model_fields}
     media_bytes = 0 if media is None else media.limits.max_bytes
@@ -159,11 +155,7 @@ class PromptMaker:
         raise RowError(msg)
 
     def media_of(self, task: Task, row: RowId | None = None) -> list[MediaSource]:
-        """Return the media of a task in their order in the data; without a row, they are only checked.
-
-        Raises:
-            RowError: the model does not take them, or they may not be used.
-        """
+        """Return a task's media in the order of its data, only checked without a row; raises RowError."""
         where = task.origin or "a task"
         if self._admission is None:
             self._check_media(task)

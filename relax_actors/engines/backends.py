@@ -54,11 +54,7 @@ def scoring_backend(name: str, setting: str) -> ScoringBackend:
 
 
 def check_adapters(config: Config, backend: object, setting: str, name: str) -> None:
-    """Refuse an engine that cannot compute with the adapter of [lora].
-
-    Raises:
-        ConfigError: the run trains an adapter, and the backend does not say that it has adapters.
-    """
+    """Raise ConfigError if the run trains an adapter that the engine's backend cannot compute with."""
     if config.lora is None or getattr(backend, "has_adapters", False):
         return
     known = '"transformers" or "sglang"' if setting.startswith("rollout") else '"torch" or "megatron"'

@@ -70,11 +70,7 @@ class ProcessorFiles:
 
 
 def read_processor_files(folder: Path) -> ProcessorFiles:
-    """Read the processor files of a model folder.
-
-    Raises:
-        ConfigError: one is malformed, or names a processor or a setting that is not supported.
-    """
+    """Read a folder's processor files; raises ConfigError for malformed and unsupported ones."""
     read = {name: _read(folder / name) for name in FILES if (folder / name).exists()}
     first = read.get("preprocessor_config.json", {})
     whole = read.get("processor_config.json", {})

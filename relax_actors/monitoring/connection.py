@@ -199,11 +199,7 @@ def _reached(
 
 
 def _copy_broker(folder: RunFolder, settings: SavedSettings, copy: Path) -> None:
-    """Copy the files of an embedded broker that is not up; a run cannot start meanwhile.
-
-    Raises:
-        ConfigError: another process uses the run, or the files cannot be copied.
-    """
+    """Copy an embedded broker that is not up, and stays down meanwhile; raises ConfigError if it is in use."""
     try:
         with (folder.root / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -225,11 +221,7 @@ def _is_unused(folder: RunFolder) -> bool:
 
 
 def _locked(folder: RunFolder, settings: SavedSettings) -> IO[str]:
-    """Lock the folder of a run whose embedded broker does not answer.
-
-    Raises:
-        ConfigError: another process uses the run, or the folder cannot be used.
-    """
+    """Lock the folder of a run whose embedded broker is silent; raises ConfigError if another process has it."""
     try:
         return folder.lock()
     except ConfigError as error:

@@ -102,11 +102,7 @@ class SampleReader:
         return [shown for row in names[-last if last else 0 :] if (shown := self._row(row)) is not None]
 
     def detail(self, row: RowId) -> RowDetail | None:
-        """Return everything about a row; None if neither the table nor the record has it.
-
-        Raises:
-            RecordError: the record's frame of the row is damaged.
-        """
+        """Return everything about a row of table or record, or None; raises RecordError if it is damaged."""
         cells = self._connection.call(self.reader.row(self._connection, row), 60)
         return None if cells is None else detail_of(cells, self.reader.spell)
 

@@ -115,11 +115,7 @@ def frames_of(path: Path) -> Iterator[Frame | Damage]:
 
 
 def read_body(frame: Frame) -> bytes:
-    """Return the body of a frame.
-
-    Raises:
-        RecordError: it is damaged, or its segment was removed to keep the record within `record.max_mib`.
-    """
+    """Return the body of a frame; raises RecordError if it is damaged, or its segment was removed."""
     try:
         with frame.path.open("rb") as file:
             file.seek(frame.body_at)

@@ -99,12 +99,7 @@ class Recorder:
         return Position(self._step, self._version)
 
     def catch_up(self) -> None:
-        """Record the steps and evaluated versions that have ended meanwhile.
-
-        Raises:
-            BrokerError: the broker does not answer.
-            OSError: the record cannot be written.
-        """
+        """Record steps and versions that have ended; raises BrokerError without answer, OSError if unwritable."""
         self._take_new(self._batches, self._due_steps)
         self._take_new(self._evaluations, self._due_versions)
         # What a failure leaves due is recorded by the next call.

@@ -84,11 +84,7 @@ class Branch:
             raise ConfigError(msg)
 
     def make(self, progress: Progress = lambda _: None) -> RunFolder:
-        """Make the folder of the new run; a killed attempt leaves no run.
-
-        Raises:
-            ConfigError: the step was not kept.
-        """
+        """Make the folder of the new run; a killed attempt leaves none. Raises ConfigError if the step is gone."""
         janitor = Janitor(folder=str(durable_folder.temporary_path(self._folder.root)))
         try:
             durable_folder.write(self._folder.root, lambda folder: self._fill(folder, progress))

@@ -101,11 +101,7 @@ class Model:
         return [list(part) for part in parts] if alone and len(parts) == count else []
 
     def compute(self, step: int, batch: Batch, rows: StepRows) -> Computed:
-        """Compute a step on rows of `read`.
-
-        Raises:
-            ConfigError: the numbers are not finite, or a row does not fit the model.
-        """
+        """Compute a step on rows of `read`; raises ConfigError if a row does not fit, or numbers are not finite."""
         try:
             parts: Mapping[str, list[float]] = {}
             if self.name == "policy":

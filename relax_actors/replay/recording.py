@@ -123,11 +123,7 @@ class Recording:
         return config.model_copy(update={"run": run, "trainer": trainer})
 
     def config_with(self, settings: list[str]) -> Config:
-        """Return the settings with some of them replaced, `section.key=value` each.
-
-        Raises:
-            ConfigError: a setting is wrong.
-        """
+        """Return the settings with `section.key=value` replaced; raises ConfigError if one is wrong."""
         return with_settings(self.config, settings, f"run {self.run}")
 
     def context(self, role: str, config: Config) -> Context:

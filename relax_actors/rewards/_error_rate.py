@@ -28,11 +28,7 @@ def character_error_rate(completion: str, prompt: Prompt) -> float:
 
 @compares
 def word_error_rate(completion: str, prompt: Prompt) -> float:
-    """Return 1 minus the word error rate, 0 to 1: as `character_error_rate`, in words.
-
-    Raises:
-        RowError: nothing of the answer remains after normalisation.
-    """
+    """Return 1 minus the word error rate, 0 to 1, as `character_error_rate` in words; raises as that."""
     return _one_minus_rate(_normalised(completion).split(), _expected(prompt, "word_error_rate").split())
 
 

@@ -54,11 +54,7 @@ def environment_reward(trajectory: Trajectory, credit: Credit, discount: float, 
 
 
 def token_rewards(trajectory: Trajectory, credit: Credit, discount: float) -> NDArray[np.float32]:
-    """Return the rewards of tokens that give each turn or branch its own return, `[total] float32`.
-
-    Raises:
-        ValueError: the turns have no rewards.
-    """
+    """Return rewards of tokens by their turn's or branch's return, `[total] float32`; raises ValueError."""
     if trajectory.turn_rewards is None:
         msg = f'environment.credit = "{credit}" needs the rewards of turns, which the trajectory does not hold'
         raise ValueError(msg)

@@ -49,11 +49,7 @@ def load_reward(
 
 
 def _options(reward: Callable[..., Any], path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the options of a function or class.
-
-    Raises:
-        ConfigError: an option is unknown, missing or of the wrong type, or an annotation is no type.
-    """
+    """Return the options of a function or class; raises ConfigError for unknown, missing and wrong ones."""
     constructor: Callable[..., Any] = reward.__init__ if inspect.isclass(reward) else reward
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(ValueError):  # a built-in function without a signature

@@ -199,11 +199,7 @@ def check_options(options: Mapping[str, object], named: Sequence[str]) -> None:
 
 
 def check_sandboxed(names: Sequence[str]) -> None:
-    """Check that built-in functions can work in the sandbox of the role; user functions are imported only there.
-
-    Raises:
-        ConfigError: one cannot.
-    """
+    """Check that built-in functions can work in the role's sandbox; raises ConfigError if one cannot."""
     for name in names:
         if name in REWARDS.built_in and (why := getattr(REWARDS.load(name, "reward.function"), "not_in_sandbox", "")):
             msg = f'reward.isolation = "sandbox" with the reward {name}: {why}; write isolation = "none"'
@@ -211,11 +207,7 @@ def check_sandboxed(names: Sequence[str]) -> None:
 
 
 def token_rewards(totals: Sequence[Total], lengths: Sequence[int]) -> np.ndarray | None:
-    """Return the rewards of the tokens of all samples, `[total] float32`; None if no sample has any.
-
-    Raises:
-        RowError: a sample has another number of tokens.
-    """
+    """Return rewards of tokens, `[total] float32`, or None if none; raises RowError for other numbers."""
     if all(total.tokens is None for total in totals):
         return None
     parts = []

@@ -43,11 +43,7 @@ class GatewayRole(ServiceRole):
         yield from ()
 
     def setup(self) -> None:
-        """Load the tokenizer and bind the address.
-
-        Raises:
-            ConfigError: the extra is not installed, the address is in use, or a file of tokens cannot be used.
-        """
+        """Load the tokenizer and bind the address; raises ConfigError if one of them is impossible."""
         try:
             from relax_actors.serving.answers import Answers, Limits  # noqa: PLC0415 needs the extra
             from relax_actors.serving.app import Access, Gateway  # noqa: PLC0415

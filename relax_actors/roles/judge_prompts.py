@@ -37,11 +37,7 @@ class JudgePrompts:
         """Questions that were shortened."""
 
     def tokens(self, question: Question) -> NDArray[np.int32]:
-        """Return the tokens of a question, `[len] int32`.
-
-        Raises:
-            RowError: it does not fit, even without the texts, or the chat template refuses it.
-        """
+        """Return a question's tokens, `[len] int32`; raises RowError if it is refused, or never fits."""
         texts = dict(question)
         for cuts in range(MOST_CUTS):
             size = None

@@ -164,11 +164,7 @@ class RewardRole(Role):
 
 
 def _reward_of(totals: Sequence[Total], lengths: np.ndarray) -> Reward:
-    """Return the column of a row.
-
-    Raises:
-        RowError: samples have other components than the first one, or rewards of another number of tokens.
-    """
+    """Return the column of a row; raises RowError for other components or tokens than those of the samples."""
     names = totals[0].components
     if odd := next((total.components for total in totals if total.components.keys() != names.keys()), None):
         msg = f"a reward gives components {sorted(names)} for one sample and {sorted(odd)} for another"

@@ -161,11 +161,7 @@ async def _ended(process: subprocess.Popen[bytes]) -> int:
 
 
 def read_result(path: Path) -> AgentResult:
-    """Return the result that an agent wrote; without a file it gave no reward.
-
-    Raises:
-        AgentError: the file is too large, no JSON object, or has a number that is not finite.
-    """
+    """Return what an agent wrote, no reward without a file; raises AgentError for large and malformed ones."""
     if not path.exists():
         return AgentResult()
     try:

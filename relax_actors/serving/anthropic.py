@@ -71,11 +71,7 @@ class MessagesBody(Undistorted):
 
 
 def messages_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a message as chat messages: its results of tools first, each as one, then its text and calls.
-
-    Raises:
-        ApiError: a block is of another type, or malformed.
-    """
+    """Return a message as chat messages, results of tools first, one each; raises ApiError for other blocks."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(content, list):
         return [{"role": role, "content": content}]

@@ -69,11 +69,7 @@ class Prompts:
         return self._dialogue.prompt(ask.messages, ask.tools, ask.settings, asks=asks)
 
     async def free(self, ask: Ask, *, asks: bool = True) -> dict[str, Any]:
-        """Return the fields of a call without a session: its tokens, and its messages if they show media.
-
-        Raises:
-            ApiError, RowError: as by `tokens`.
-        """
+        """Return a call's fields without a session: tokens, and messages that show media; raises as `tokens`."""
         fields: dict[str, Any] = {"tokens": await self.tokens(ask, asks=asks)}
         return fields | {"messages": ask.messages} if shows_media(ask.messages) else fields
 

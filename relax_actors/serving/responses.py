@@ -64,11 +64,7 @@ class ResponsesBody(Undistorted):
 
 
 def messages_of(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return input items as chat messages; an answer's text and calls become one message, as it was given.
-
-    Raises:
-        ApiError: an item is of another type, or malformed.
-    """
+    """Return input items as chat messages, a given answer with its calls as one; raises ApiError for others."""
     messages: list[dict[str, Any]] = []
     for item in items:
         kind = item.get("type", "message")

@@ -137,11 +137,7 @@ class AgentSessions:
         self._check(session.row)
 
     def _log_of(self, session: Session) -> AbstractAsyncContextManager[LogWriter]:
-        """Give the log of a session.
-
-        Raises:
-            RowTakenError: another actor has the row, or it was delivered to this one again, with a new session.
-        """
+        """Give the log of a session; raises RowTakenError if its row is another actor's, or another delivery."""
         if not self.book.holds(session):
             raise released(session.row)
         return self._logs.holding(session.row)

@@ -166,11 +166,7 @@ New = dict[str, tuple[Medium, str]]
 def _contents(
     messages: Sequence[Message], own: Sequence[MediaSource], known: Mapping[str, MediaSource]
 ) -> tuple[list[list[Part] | None], New]:
-    """Return the parts of messages, None where the content is no list, and the media that are not known.
-
-    Raises:
-        RowError: a part is neither a text nor a medium.
-    """
+    """Return each message's parts, None without a list, and unknown media; raises RowError for other parts."""
     shown = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), list))
     if shown > MAX_PARTS:
         msg = f"the messages have {shown} parts, at most {MAX_PARTS}; leave some out"

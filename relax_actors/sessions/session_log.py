@@ -205,11 +205,7 @@ class HeldLogs:
 
     @asynccontextmanager
     async def holding(self, row: RowId) -> AsyncIterator[LogWriter]:
-        """Give the writer of a row, and release the row if another actor has taken it.
-
-        Raises:
-            RowTakenError: another actor has the row, or it was released.
-        """
+        """Give the writer of a row; raises RowTakenError, and releases the row, if it is another actor's."""
         if (writer := self._writers.get(row)) is None:
             raise released(row)
         try:

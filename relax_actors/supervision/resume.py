@@ -112,11 +112,7 @@ def absolute(config: Config) -> Config:
 
 
 def compare(old: Config, new: Config) -> list[Change]:
-    """Return the settings that differ, by name, each with its effect.
-
-    Raises:
-        ConfigError: the class of an added role does not import.
-    """
+    """Return the settings that differ, by name, with their effects; raises as `role_class` for added roles."""
     changes = _differences(old.model_dump(mode="json"), absolute(new).model_dump(mode="json"))
     added = [name for name in new.roles if name not in old.roles]
     columns = {role_class(new, name).writes for name in added}

@@ -28,11 +28,7 @@ def token_ids(record: Mapping[str, Any], name: str, where: str) -> Array:
 
 
 def logprobs(record: Mapping[str, Any], name: str, count: int, where: str) -> Array:
-    """Return the log-probs of a field, `[count] float32`.
-
-    Raises:
-        TraceError: the record lacks them, they are no finite numbers, or their number is not `count`.
-    """
+    """Return a field's log-probs, `[count] float32`; raises TraceError for another number, or not finite."""
     given = record.get(name)
     if given is None:
         msg = (

@@ -182,11 +182,7 @@ class MediaPreparer:
         return expanded
 
     def expand_tokens(self, tokens: np.ndarray, features: Sequence[Features], first: float = 0) -> Expanded:
-        """Expand the placeholders of tokens, the first of which has the position `first`.
-
-        Raises:
-            RowError: the placeholders do not fit the media.
-        """
+        """Expand placeholders of tokens from the position `first` on; raises RowError if media do not fit."""
         return expand(np.asarray(tokens), features, self.family, self._tokenizer, first)
 
     def _settings_of(self, source: MediaSource) -> MediaSection:

@@ -32,11 +32,7 @@ from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 
 
 def proximal_score(config: Config, engine: object) -> Score | None:
-    """Return how to compute the proximal log-probs before several updates; None if they are not needed.
-
-    Raises:
-        ConfigError: the engine cannot compute them.
-    """
+    """Return how to compute proximal log-probs before updates, if needed; raises ConfigError if it cannot."""
     trainer = config.trainer
     if trainer.updates == 1 or config.algorithm.proximal != "trainer":
         return None

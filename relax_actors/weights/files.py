@@ -183,11 +183,7 @@ def load(shards: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def delta_base(shard: Path) -> str | None:
-    """Return the base fingerprint of a delta file; None if it holds full tensors.
-
-    Raises:
-        StoreError: the shard is missing or is not a safetensors file.
-    """
+    """Return a delta's base fingerprint, None of full tensors; raises StoreError if it is no safetensors file."""
     with _opened(shard) as file:
         return (file.metadata() or {}).get(DELTA_BASE_KEY)
 

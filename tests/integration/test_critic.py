@@ -40,7 +40,7 @@ def make_trainer(table: Table, make_context: MakeContext) -> Callable[..., Train
         trainer.context = make_context("trainer", *SETTINGS, *settings, incarnation=incarnation)
         trainer.setup()
         trainer.recover(table.snapshot(trainer.follows(trainer.context.config)))
-        trainer._publisher.flush()
+        trainer.before_save()
         return trainer
 
     return make

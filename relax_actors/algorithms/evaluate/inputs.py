@@ -71,11 +71,7 @@ class Inputs:
         return _numbers(self.required(name), name)
 
     def token(self, name: str, *, gradient: bool = False) -> Tensor:
-        """Return an input with one number for each token, `[samples, width] float64`, 0 where there is no token.
-
-        Raises:
-            ValueError: it is missing or has other lengths.
-        """
+        """Return an input of tokens, `[samples, width] float64`, 0 where there is none; raises ValueError."""
         rows = self.required(name)
         if not _is_ragged(rows) or [len(row) for row in rows] != self.lengths:
             msg = f"input {name!r} must have one list of numbers for each sample, of lengths {self.lengths}"
@@ -119,11 +115,7 @@ class Inputs:
         return padded.requires_grad_(gradient)
 
     def groups(self, samples: int) -> list[list[int]]:
-        """Return the samples of each group of the input `groups`, in the order of their first samples; or all.
-
-        Raises:
-            ValueError: there is no id for each sample.
-        """
+        """Return the samples of each group, or all as one, in order; raises ValueError if a sample has no id."""
         ids = self.optional("groups") or [0] * samples
         if len(ids) != samples:
             msg = f"groups has {len(ids)} ids for {samples} samples; give one for each"

@@ -18,11 +18,7 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
 def architecture_of(folder: Path) -> Architecture:
-    """Read the architecture of a model folder.
-
-    Raises:
-        ConfigError: transformers cannot read config.json, or megatron-core would compute a different model.
-    """
+    """Read a model folder's architecture; raises ConfigError if megatron-core would compute another model."""
     from transformers import AutoConfig  # noqa: PLC0415 `relax check` does not import torch
 
     try:

@@ -118,11 +118,7 @@ class Conversion:
         return self._places[key]
 
     def from_hugging_face(self, key: str, source: Mapping[str, Tensor]) -> Tensor:
-        """Whole tensor of a key.
-
-        Raises:
-            ConfigError: `source` lacks a tensor, or a tensor has an unexpected shape.
-        """
+        """Whole tensor of a key; raises ConfigError if `source` lacks it, or it has another shape."""
         weight, number = self._place(key)
         if weight.form == "experts":
             return _expert(weight, number, source)

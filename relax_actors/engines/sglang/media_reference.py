@@ -127,11 +127,7 @@ class MediaReferences:
         self._logit_bias = {str(token): BARRED for token in family.barred}
 
     def of(self, tokens: NDArray[Any], media: PromptMedia | None) -> RequestMedia:
-        """Return what the requests of a prompt add.
-
-        Raises:
-            EngineError: the placeholders of the prompt do not fit its media, or its features are not in the store.
-        """
+        """Return what the requests of a prompt add; raises EngineError if its media do not fit, or are lost."""
         if media is None or not media.items:
             return RequestMedia(None, self._logit_bias)
         items = tuple(self._items(tokens, media))

@@ -78,11 +78,7 @@ class SglangTeacher:
         return Scores(logprobs, ids, top)
 
     def _generate(self, body: dict[str, Any], progress: Callable[[], None]) -> list[dict[str, Any]]:
-        """Make the request; repeat it while the server does not answer.
-
-        Raises:
-            ActorError: it does not answer within the patience, or refuses the request.
-        """
+        """Make the request, and repeat it within the patience; raises ActorError if that fails."""
         end = time.monotonic() + self._patience
         while True:
             try:

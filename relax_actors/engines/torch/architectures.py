@@ -73,11 +73,7 @@ def causal_model_class(folder: Path) -> str:
 
 
 def check_value_head(folder: Path) -> None:
-    """Refuse a config.json whose architecture cannot be built with a value head.
-
-    Raises:
-        ConfigError: it has no token-classification model of this type.
-    """
+    """Raise ConfigError for a config.json whose architecture has no token classifier to be a value head."""
     given, body = _read(folder)
     model_type = str(given["model_type"])
     if family_of(folder) is not None or model_type in USUAL.value_heads:
@@ -89,11 +85,7 @@ def check_value_head(folder: Path) -> None:
 
 
 def check_score_head(folder: Path, *, of_steps: bool) -> None:
-    """Refuse a config.json whose architecture cannot be built as a reward model, of steps or of answers.
-
-    Raises:
-        ConfigError: transformers has no such model of this type.
-    """
+    """Raise ConfigError for a config.json whose architecture cannot be a reward model, of steps or answers."""
     given, body = _read(folder)
     model_type, kind = str(given["model_type"]), "token-classification" if of_steps else "sequence-classification"
     if model_type in USUAL.score_heads:

@@ -11,11 +11,7 @@ from relax_actors.errors import ConfigError
 
 
 def frozen_names(names: Collection[str], patterns: Sequence[str]) -> set[str]:
-    """Return the weight names that match a shell pattern, case-sensitive, of trainer.freeze.
-
-    Raises:
-        ConfigError: a pattern matches no name, or no name is left to train.
-    """
+    """Return the weights that match a pattern of trainer.freeze; raises ConfigError if it matches none, or all."""
     frozen: set[str] = set()
     for pattern in patterns:
         matched = {name for name in names if fnmatchcase(name, pattern)}

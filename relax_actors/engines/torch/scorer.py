@@ -104,11 +104,7 @@ class TorchScorer(SwappableModel):
 
 
 class TorchTeacher(TorchScorer):
-    """A frozen model of a folder; implements `TeacherEngine`.
-
-    Raises:
-        ConfigError: the folder holds no model that transformers can build, or no weights that fit it.
-    """
+    """A frozen model; implements `TeacherEngine`. Raises ConfigError if the folder holds none that fits."""
 
     def __init__(self, config: Config, path: Path, device: str = "auto") -> None:
         super().__init__(config, device, follows=False, path=path)

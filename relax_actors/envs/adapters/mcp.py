@@ -65,11 +65,7 @@ class McpEnvironment(ToolEnvironment):
 
     @classmethod
     def tool_schemas(cls, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Ask the servers for their tools.
-
-        Raises:
-            ConfigError: the package mcp is not installed, a server does not answer, or two tools have one name.
-        """
+        """Ask the servers for their tools; raises ConfigError if one does not answer, or names are not unique."""
 
         async def ask() -> list[dict[str, Any]]:
             async with AsyncExitStack() as stack:

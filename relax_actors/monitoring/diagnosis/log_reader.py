@@ -99,11 +99,7 @@ def _without_folders(settings: Any) -> Any:
 
 
 def load_observed(path: Path) -> Observations:
-    """Read a file of `save_observed`.
-
-    Raises:
-        ConfigError: the file does not exist, is damaged, or has another format.
-    """
+    """Read a file of `save_observed`; raises ConfigError if it is missing, damaged or of another format."""
     try:
         first, second, *rest = (json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines())
         seen = Observations(str(first["run"]), dict(first["settings"]))

@@ -158,11 +158,7 @@ def within(seconds: float, name: str, send: Callable[[], object]) -> None:
 
 
 def channels_of(section: NotifySection, environment: Mapping[str, str] = os.environ) -> list[Channel]:
-    """Return the channels of a section.
-
-    Raises:
-        ConfigError: a variable is not set, a program does not exist, or a service is unknown.
-    """
+    """Return the channels of a section; raises ConfigError for unknown services, programs and variables."""
     channels: list[Channel] = []
     if section.webhook is not None:
         channels.append(Webhook(_resolved("notify.webhook", section.webhook, environment)))

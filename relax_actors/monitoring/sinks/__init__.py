@@ -50,11 +50,7 @@ def open_sink(setting: str, run: str) -> Sink:
 
 
 def open_sinks(settings: list[str], run: str) -> list[Sink]:
-    """Open the sinks of all options `--sink`; if one fails, close the others.
-
-    Raises:
-        ConfigError: as by `open_sink`.
-    """
+    """Open the sinks of all options `--sink`; if one fails, close the others. Raises as `open_sink`."""
     with ExitStack() as opened:
         sinks = []
         for setting in settings:

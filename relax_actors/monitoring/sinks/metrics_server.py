@@ -123,11 +123,7 @@ class _Request(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read some bytes.
-
-        Raises:
-            TimeoutError: the request is not complete after `MAX_SECONDS` or `MAX_REQUEST`; its connection is closed.
-        """
+        """Read some bytes; raises TimeoutError, and closes, after `MAX_SECONDS` or `MAX_REQUEST`."""
         if self._left <= 0:
             msg = f"more than {MAX_REQUEST} bytes"
             raise TimeoutError(msg)

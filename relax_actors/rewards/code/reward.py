@@ -134,11 +134,7 @@ class CodeTests:
         return not ended.problem and _lines(ended.output) == _lines(test.expected)
 
     def _run_statements(self, program: str, tests: Sequence[str], entry: str | None) -> list[bool]:
-        """Run statements in one sandbox against the program in another one; return which pass.
-
-        Raises:
-            ActorError: a sandbox could not be started.
-        """
+        """Run statements in one sandbox on a program in another; return which pass. Raises ActorError."""
         given = json.dumps({"program": program, "tests": tests, "entry": entry}).encode()
         with ExitStack() as stack:
             ours = stack.enter_context(ExitStack())

@@ -44,11 +44,7 @@ class Calibration:
 
     @classmethod
     def of_file(cls, file: Path, grading: Grading, least: float, setting: str) -> Calibration:
-        """Read examples, one a line.
-
-        Raises:
-            ConfigError: the file cannot be read, a line is not a valid example, or no two of them can be compared.
-        """
+        """Read examples, one a line; raises ConfigError if one is malformed, or no two can be compared."""
         where = f"{setting}.calibration = {str(file)!r}"
         try:
             lines = file.read_text(encoding="utf-8").split("\n")

@@ -90,11 +90,7 @@ class RelaxRoutes:
         return self._begun([await self._control.remove_engine(o.id, remove) for o in leaving])
 
     async def _have(self, wanted: int, *, out: bool) -> int:
-        """Return the number of the run's own engines on the node of `relax up`.
-
-        Raises:
-            ApiError: the wanted number would change it in the other direction.
-        """
+        """Return the run's own engines on the node of `relax up`; raises ApiError if the direction is wrong."""
         plan = await self._control.scale(ScaleBody(target=wanted, delta=None, dry_run=True))
         have = plan.before if isinstance(plan, OperationPlan) else wanted
         if (wanted < have) if out else (wanted > have):

@@ -57,11 +57,7 @@ class TasksetEnvironment:
         return _example(self._tasks[index]) if split == "train" and index < len(self._tasks) else None
 
     async def run(self, example: Example, task: AgentTask) -> AgentResult:
-        """Run and score an episode whose agent asks the session.
-
-        Raises:
-            VerifiersError: the episode failed, or has several traces of the policy.
-        """
+        """Run and score an episode whose agent asks the session; raises VerifiersError if it failed."""
         from verifiers.v1 import EvalClientConfig, ModelContext  # noqa: PLC0415
 
         variable = f"RELAX_SESSION_{task.session}"

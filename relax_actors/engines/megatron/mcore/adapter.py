@@ -132,11 +132,7 @@ class MegatronAdapter:
         self._copy(self.weights.shards(whole, keys))
 
     def load(self, tensors: Mapping[str, Tensor], source: str) -> None:
-        """Copy a published adapter into the model.
-
-        Raises:
-            ConfigError: the adapter belongs to another base, has another scale or does not fit the model.
-        """
+        """Copy a published adapter into the model; raises ConfigError for another base, scale or shape."""
         self._copy(self.fitted(tensors, source))
 
     def fitted(self, tensors: Mapping[str, Tensor], source: str) -> Iterable[tuple[str, Tensor]]:
