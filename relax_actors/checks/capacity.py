@@ -52,14 +52,14 @@ def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
 
 def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
     """Return the bytes of memory that the actors of each role with an engine need, outside of GPUs."""
-    sizes = {}
+    found = {}
     for role in _engines(config):
         model = engine_bytes(config, role, facts) + copied_bytes(config, role, facts)
         on_host = leaves_gpu(config, role) or offloads(config, role)
         is_here = on_cpu(device_of_role(config, role) or "auto") or on_host
         model = model if is_here else 0
-        sizes[role] = replicas(config, role) * (host_bytes(config, role) + model)
-    return sizes
+        found[role] = replicas(config, role) * (host_bytes(config, role) + model)
+    return found
 
 
 def leaves_gpu(config: Config, role: str) -> bool:

@@ -48,7 +48,13 @@ class Comparison:
 
 
 def note_duplicates(config: Config, held_out: DataSection, where: str) -> Iterator[str]:
-    """Note the rows of a held-out source that are nearly equal to rows of the training data."""
+    """Note the rows of a held-out source that are nearly equal to rows of the training data.
+
+    Args:
+        config: configuration of the run.
+        held_out: section of the held-out source.
+        where: its name, for the note.
+    """
     duplicates = compare(open_data(config.data, config.media), open_data(held_out, config.media))
     of = f"{duplicates.trained} compared rows of the training data"
     if not duplicates.pairs:

@@ -47,8 +47,12 @@ class TraceRows:
     """Rows of traces. Traces that follow each other and are of one row, or have the same prompt, are one row.
 
     A trace whose row cannot be told, such as a line that is no JSON, belongs to the row before it, or at the begin to
-    the first row: so a row that lacks one of its samples cannot be trained. The head of each trace is read once to find
-    the rows, of which there are at most `size`.
+    the first row: so a row that lacks one of its samples cannot be trained.
+
+    Args:
+        files: the traces, of each of which the head is read once to find the rows.
+        size: most rows; None for all.
+        take: what a row is.
     """
 
     def __init__(self, files: TraceFiles, size: int | None = None, take: Take = Take.ROW) -> None:

@@ -70,7 +70,11 @@ def _claim_numbered(name: str, spec: RoleSpec, owners: dict[str, str]) -> None:
 
 
 def _columns_of_advantages(config: Config, writers: Collection[str]) -> set[str]:
-    """Return the columns that the role advantages reads; raises ConfigError if no role writes one of them."""
+    """Return the columns that the role advantages reads.
+
+    Raises:
+        ConfigError: no role writes one of them.
+    """
     reads = config.advantages.reads
     if reads not in writers:
         msg = f"advantages.reads = {reads!r} is a column that no role writes; columns are {sorted(writers)}"

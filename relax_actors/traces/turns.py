@@ -123,15 +123,15 @@ def without_repeats(sequences: Iterable[TokenSequence]) -> tuple[TokenSequence, 
 
     Branches hold the tokens before they part several times. In the later ones these tokens are context.
     """
-    unique: list[TokenSequence] = []
+    found: list[TokenSequence] = []
     for sequence in sequences:
         mask = sequence.loss_mask.copy()
-        for earlier in unique:
+        for earlier in found:
             mask[: _shared(earlier, sequence)] = False
-        unique.append(
+        found.append(
             TokenSequence(sequence.token_ids, mask, sequence.logprobs, sequence.versions, player=sequence.player)
         )
-    return tuple(unique)
+    return tuple(found)
 
 
 def _shared(one: TokenSequence, other: TokenSequence) -> int:

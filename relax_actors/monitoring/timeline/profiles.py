@@ -46,7 +46,12 @@ async def take_profile(
 ) -> ProfileAnswer:
     """Have a live actor profile its next steps, and wait until the traces are written.
 
-    `on_state` is called with "waiting" and "running" when the profile gets there.
+    Args:
+        connection: of the operator of the run.
+        run: name of the run.
+        actor: the actor, as `parse_actor` reads it.
+        call: how many steps, and how long to wait for the first.
+        on_state: called with "waiting" and "running" when the profile gets there.
 
     Raises:
         ConfigError: no such actor answers, it refuses or begins no step in time, or it has died meanwhile.

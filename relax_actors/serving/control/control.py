@@ -152,7 +152,11 @@ class Control:
     ) -> Operation:
         """Request that a role is added, removed, or gets the code that is on disk.
 
-        `kind` is "add_role", with the role's table as JSON in `settings`, "remove_role" or "replace_role".
+        Args:
+            kind: "add_role", "remove_role" or "replace_role".
+            role: name of the role.
+            body: of the request.
+            settings: table of the role as JSON, to add it.
 
         Raises:
             ApiError: the request makes no sense by itself, or an operation is in the way. What the run's supervisor
