@@ -36,10 +36,10 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
         try:
-            found = _called(Path(sys.argv[1]), sys.argv[2], sys.stdin.buffer.read())
+            result = _called(Path(sys.argv[1]), sys.argv[2], sys.stdin.buffer.read())
         except (Exception, SystemExit) as error:  # noqa: BLE001 of the user's code
-            found = {"error": described(error)}
-        output.write(json.dumps(found))
+            result = {"error": described(error)}
+        output.write(json.dumps(result))
     os._exit(0)  # a thread of the user's code must not keep the process
 
 
@@ -60,15 +60,10 @@ def role_of(setting: str) -> str:
 
 
 def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
-    """Score the answer of a row as if the model had written it.
+    """Score the answer of a row as if the model had written it, by the reward that `setting` names.
 
     Each character counts as a token, at least one; each measurement of an episode is 1, its reward 0, and so are scores
     of roles.
-
-    Args:
-        config: configuration of the run.
-        setting: "reward.function", or the `reward` of a set of [eval].
-        prompt: the row.
 
     Raises:
         RowError: a function did not return a finite number or score.
