@@ -13,7 +13,7 @@ from tests.chaos.equivalence import cluster_for, compare
 from tests.chaos.kill_plan import SERVER, points_of
 from tests.chaos.run_kinds import DATA_ROWS, rows_of_data
 from tests.support.faults import hit, story_of
-from tests.support.running import ON_POLICY, Run, wait_until
+from tests.support.running import ON_POLICY, Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
 
@@ -65,6 +65,7 @@ def test_recorded_entropies_change_no_bit_of_a_killed_run(make_run: MakeRun, und
     for trajectory in trajectories:
         assert trajectory.entropies.shape == trajectory.logprobs.shape
         assert trajectory.entropies[trajectory.versions >= 0].max() > 0
+    assert "mean entropy" in relax("samples", run.name, "--step", "7", "--row", "0", cwd=run.cwd).stdout
 
 
 @pytest.mark.slow
