@@ -264,7 +264,7 @@ def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
 
 def check_entropies(config: Config) -> None:
     """Check that the inference engine gives entropies where record.entropy asks for them."""
-    if config.record.entropy and not inference_backend(config).has_entropies:
+    if config.record.entropy and not getattr(inference_backend(config), "has_entropies", False):
         engine = "simulated engines give" if config.simulate is not None else f'"{config.rollout.backend}" gives'
         msg = (
             f"record.entropy = true, but {engine} log-probs of the sampled tokens alone, and no entropies; set "
