@@ -16,6 +16,7 @@ from relax_actors.serving.ask import validated
 from relax_actors.serving.control.bodies import (
     CancelBody,
     EngineBody,
+    MoveBody,
     RemoveBody,
     RemoveRoleBody,
     ReplaceBody,
@@ -52,6 +53,7 @@ class ControlRoutes:
             ("POST", "/v1/roles", self.add_role),
             ("DELETE", "/v1/roles/{role}", self.remove_role),
             ("POST", "/v1/roles/{role}/replace", self.replace_role),
+            ("POST", "/v1/roles/{role}/move", self.move_role),
         ]
 
     async def roles(self, request: Request, _: str) -> Response:
@@ -73,6 +75,11 @@ class ControlRoutes:
         """Restart the actors of a role with the code that is on disk, one after the other; take it back if it fails."""
         body = await body_of(request, ReplaceBody)
         return accepted(await self._control.change_role("replace_role", role_in(request), body))
+
+    async def move_role(self, request: Request, _: str) -> Response:
+        """Move a role that owns state, such as the trainer, to another node; back if it does not start there."""
+        body = await body_of(request, MoveBody)
+        return accepted(await self._control.change_role("move_role", role_in(request), body))
 
     async def scale(self, request: Request, _: str) -> Response:
         """Change the number of actors of a role: 202 with the operation, or 200 with the plan of a dry run."""
