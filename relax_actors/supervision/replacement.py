@@ -95,7 +95,7 @@ class Replacement:
             return _after_restart(operation, plan, report)
         actors = [name for name in plan.actors if report.may_return(name)]  # a node may leave meanwhile
         if operation.state is State.RETURNING:
-            self._set(plan, dict.fromkeys(actors, Code(plan.old_code, f"{operation.id}-back")), only=operation)
+            self._set(plan, dict.fromkeys(plan.actors, Code(plan.old_code, f"{operation.id}-back")), only=operation)
             self._pin(plan, plan.old_code)
             return (State.FAILED, "") if all(_runs(report, name, plan.old_code) for name in actors) else None
         node = Assignment.load(self._folder, self._folder.load_config())
@@ -105,6 +105,8 @@ class Replacement:
             return None
         rest = [name for name in actors if name not in switched]
         if not rest:
+            # Actors of a node that is away start with the new code when it comes back.
+            self._set(plan, dict.fromkeys(plan.actors, Code(plan.code, str(operation.id))))
             self._pin(plan, plan.code)
             return State.ACTIVE, ""
         own = {name: node.code.get(name, Code(plan.old_code)) for name in rest[1:]}

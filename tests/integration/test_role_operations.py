@@ -210,3 +210,20 @@ def test_code_is_replaced_on_nodes_that_joined_and_stays_for_later_actors(start:
     node = with_operations(parse(config, 1, "far", ["lengths"]), config, fetched(run))
     assert node.code_of("lengths.1000") == Code(version, str(number))
     assert node.code_of("lengths.1001") == Code(version)
+
+
+def test_node_that_was_away_while_code_was_replaced_starts_with_the_new_code(start: Start) -> None:
+    run = start(SECTION)
+    run.node(0, "main", "rollout.0", "lengths.0")
+    config = run.folder.load_config()
+    new = keep_code(config.store_path, code_files(config, "lengths", SUPPORT))
+    plan = OperationPlan(0, "main", 2, 2, ["lengths.0", "lengths.1000"], new, "0" * 16)
+    root, number = run.root(), begun(run, OperationRequest("replace_role", "lengths"), State.REPLACING, plan)
+    root.step()
+    lease = {"pid": 5, "incarnation": 1, "since": 1.0, "rows": [], "waits_for": None, "doing_since": None}
+    run.table.call(run.state.renew_lease("lengths", 0, {**lease, "code": new, "has_worked": True}, 600))
+    root.step()
+    assert run.operation(number).state is State.ACTIVE
+    assert with_operations(parse(config, 1, "far", ["lengths"]), config, fetched(run)).code_of("lengths.1000") == Code(
+        new, str(number)
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
 from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel
@@ -85,7 +84,8 @@ class ControlRoutes:
         """Change the number of actors of a role: 202 with the operation, or 200 with the plan of a dry run."""
         result = await self._control.scale(await body_of(request, ScaleBody))
         if isinstance(result, OperationPlan):
-            return JSONResponse({"dry_run": True, **asdict(result)})
+            shown = ("node", "node_name", "before", "after", "actors")
+            return JSONResponse({"dry_run": True, **{name: getattr(result, name) for name in shown}})
         return accepted(result)
 
     async def rollouts(self, request: Request, _: str) -> Response:
