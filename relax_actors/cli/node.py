@@ -69,22 +69,18 @@ def node(
     if name is not None:
         _checked(name)
     address = address_of(broker, credentials, ca)
-    found = run_of_credentials(address.for_user(NODE), run)
-    path = Path(str(store).replace("{run}", found))
-    root = path.resolve().parent if folder is None else Path(str(folder).replace("{run}", found))
+    run_name = run_of_credentials(address.for_user(NODE), run)
+    path = Path(str(store).replace("{run}", run_name))
+    root = path.resolve().parent if folder is None else Path(str(folder).replace("{run}", run_name))
     name = _host_name() if name is None else _checked(name)
-    work = work or _work_folder(found, name)
+    work = work or _work_folder(run_name, name)
     chosen = GpuRequest(gpus, simulate_gpus)
-    wanted = NodeRequest(found, name, role, path, root, work, code, tuple(settings or []), stay, chosen, spot, grace)
+    wanted = NodeRequest(run_name, name, role, path, root, work, code, tuple(settings or []), stay, chosen, spot, grace)
     raise typer.Exit(_run_node(address, wanted, must_finish=must_finish))
 
 
 def _checked(name: str) -> str:
-    """Return the name of a node if it is one: the rules are those of run names.
-
-    Raises:
-        ConfigError: it is no valid name.
-    """
+    """Return the name of a node, by the rules of run names; raises ConfigError if it is no valid name."""
     from broker.subjects import check_name
     from relax_actors.errors import ConfigError, SubjectError
 
@@ -131,20 +127,20 @@ def _run_node(address: Address, wanted: NodeRequest, *, must_finish: bool) -> in
     logs.configure()
     become_subreaper()
     remote = RemoteNode(address, wanted)
-    asked = threading.Event()
+    leaving = threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:
-        if asked.is_set():
+        if leaving.is_set():
             # Children die with this process.
             os._exit(128 + number)
-        asked.set()
+        leaving.set()
         remote.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
     report = remote.run()
     if report is None:
-        return 1 if must_finish and asked.is_set() else 0
+        return 1 if must_finish and leaving.is_set() else 0
     text = f"relax node: {report.child}: {report.reason}; its logs are in {wanted.work_folder}/logs"
     sys.stderr.write(printable_lines(text) + "\n")
     return 1
