@@ -286,8 +286,9 @@ class Operations:
         is_forced = operation.state is State.DRAINING and (request.force or self._is_late(operation))
         expelled = tuple(plan.actors) if is_forced else ()
         if request.kind != "scale":
-            left = leaving(plan, operation.state)
-            return Change(operation.id, left, request.role, None, expelled) if expelled else None
+            is_move, left = request.kind == "move_role", leaving(plan, State.DRAINING)
+            # Of a move also without an actor that leaves at once: its node must not kill an actor that comes back.
+            return Change(operation.id, left, request.role, None, expelled) if expelled or is_move else None
         undone = operation.state in (State.FAILED, State.CANCELLED)
         number = self._times.number_before(operation.id, plan.before) if undone else plan.after
         return Change(operation.id, plan, request.role, number, expelled)

@@ -168,6 +168,24 @@ def test_role_that_does_not_start_on_another_node_comes_back(start: Start) -> No
     assert fetched(run).moved == {}
 
 
+def test_role_that_does_not_leave_its_node_in_time_is_stopped_once(start: Start) -> None:
+    run = start()
+    run.node(0, "main", "rollout.0")
+    run.node(1, "far", "trainer.0")
+    request = OperationRequest("move_role", "trainer", node="0", seconds=30.0)
+    root, number = run.root(), OperationLog(run.table).request(request).id
+    root.step()
+    assert fetched(run).expelled.get("far", []) == []
+    run.seconds += 31
+    root.step()
+    assert (run.operation(number).state, on_far(run).expelled) == (State.DRAINING, ["trainer.0"])
+    run.node(1, "far")
+    root.step()
+    root.step()
+    assert run.operation(number).state is State.FAILED
+    assert (on_far(run).roles.keys(), on_far(run).expelled) == ({"reward", "trainer"}, [])
+
+
 def fetched(run: Executor) -> RunRecord:
     record = run.table.call(fetch_run_record(run.state))
     assert record is not None
