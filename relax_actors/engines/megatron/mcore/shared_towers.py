@@ -96,11 +96,11 @@ class SharedTowers:
 
     def _total(self, leaf: Tensor) -> Tensor:
         """Sum gradients over the ranks: those of the first stage have them, the same on its tensor-parallel ranks."""
-        found = leaf.grad
-        if found is None or not self._is_first or parallel_state.get_tensor_model_parallel_rank():
-            found = torch.zeros_like(leaf)
-        distributed.all_reduce(found, group=self._group)
-        return found
+        gradient = leaf.grad
+        if gradient is None or not self._is_first or parallel_state.get_tensor_model_parallel_rank():
+            gradient = torch.zeros_like(leaf)
+        distributed.all_reduce(gradient, group=self._group)
+        return gradient
 
     def _backward(self, shares: TowerShares, own: Tensor, gradient: Tensor) -> None:
         """Traverse the towers backward, with the gradient of what all ranks encoded."""
@@ -201,8 +201,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (found,) = gradients
+        (gradient,) = gradients
         if parallel_state.get_context_parallel_world_size() > 1:
-            found = found.contiguous()
-            distributed.all_reduce(found, group=parallel_state.get_context_parallel_group())
-        return found[context.rows], None
+            gradient = gradient.contiguous()
+            distributed.all_reduce(gradient, group=parallel_state.get_context_parallel_group())
+        return gradient[context.rows], None
