@@ -45,7 +45,8 @@ class SharedTowers:
         self._is_first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
         shares = layout.shares_towers and layout.ranks > layout.data
         self._group = process_groups.model_group(layout) if shares else None
-        self._ranks, self._rank = (1, 0) if self._group is None else (self._group.size(), self._group.rank())
+        self._ranks: int = 1 if self._group is None else self._group.size()
+        self._rank: int = 0 if self._group is None else self._group.rank()
         if not self._is_first:
             module.requires_grad_(False)
         self._gradients: dict[Tensor, Tensor] = {}
@@ -107,11 +108,12 @@ class SharedTowers:
         begin = self._rank * shares.longest
         part = gradient[begin : begin + shares.longest].to(own.dtype)
         if not self._recomputes:
-            own.backward(part)
+            own.backward(part)  # type: ignore[no-untyped-call]
         else:
             for work, rows in shares.works(self._rank):
                 encoded = encode_works(self._module, self._family, [work])
-                torch.cat([encoded.embeddings, *encoded.deepstack]).backward(part[rows.to(part.device)])
+                again = torch.cat([encoded.embeddings, *encoded.deepstack])
+                again.backward(part[rows.to(part.device)])  # type: ignore[no-untyped-call]
         if not self._is_first:
             for parameter in self._parameters:
                 if parameter.grad is not None:
