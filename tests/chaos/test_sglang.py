@@ -29,6 +29,7 @@ SERVED = (
     "supervision.start_deadline=400",
 )
 ON_POLICY = (*SERVED, "staleness.max=0", "run.deterministic=true", "run.steps=6")
+TURNS = ("placement.colocate=[['rollout', 'trainer']]",)
 LONG = 600.0
 
 
@@ -94,12 +95,14 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     wait_until(lambda: removed(used), "removal of the servers' segments", 10)
 
 
-@pytest.mark.parametrize("config", [TINY, IMAGES], ids=["text", "images"])
+@pytest.mark.parametrize(
+    ("config", "more"), [(TINY, ()), (IMAGES, ()), (TINY, TURNS)], ids=["text", "images", "colocated"]
+)
 def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
-    make_run: MakeRun, config: Path
+    make_run: MakeRun, config: Path, more: tuple[str, ...]
 ) -> None:
     alone = make_run("calm", *ON_POLICY, config=config).complete(LONG)["weights_fingerprint"]
-    run = make_run("killed", *ON_POLICY, config=config).start()
+    run = make_run("killed", *ON_POLICY, *more, config=config).start()
     wait_for_cell(run, "batch.0", 400)  # the server has started
     kill_at(run, "rollout.0", "weights.1")
     wait_for_cell(run, "weights.2", 200)

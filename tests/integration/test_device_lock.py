@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -129,7 +130,7 @@ full = [Path(lock).with_suffix(".full") for lock in locks]
 
 class Engine:
     here = False
-    def release_memory(self):
+    def release_memory(self, folder):
         if self.here:
             for path in full:
                 path.unlink()
@@ -146,7 +147,8 @@ class Engine:
 def fail(error):
     raise SystemExit(repr(error))
 
-context = SimpleNamespace(author=name, progress=lambda: None, journal=None, fail=fail)
+journal = SimpleNamespace(metric=lambda figures: None)
+context = SimpleNamespace(author=name, progress=lambda: None, journal=journal, fail=fail)
 lock_device = DeviceLock([Path(lock) for lock in locks], context, 60)
 lock_device.add(Engine())
 while True:
@@ -177,18 +179,42 @@ def test_idle_holder_hands_the_device_over(tmp_path: Path, make_context: MakeCon
     mine = DeviceLock([tmp_path / "0.lock"], make_context("rollout"), 30.0)
     moved: list[str] = []
 
-    def release() -> int:
+    def release(_: Path | None) -> int:
         moved.append("out")
         return 5 << 20
 
-    mine.add(SimpleNamespace(release_memory=release, resume_memory=lambda: moved.append("in")))
+    def resume() -> int:
+        moved.append("in")
+        return 4 << 20
+
+    mine.add(SimpleNamespace(release_memory=release, resume_memory=resume))
     with mine():
         pass
     assert moved == ["out", "in"]
     with resident(tmp_path, "b", 0):
         wait_until(lambda: "b" in log_of(tmp_path), "a turn of the other")
     assert moved == ["out", "in", "out"]
-    assert mine.metrics()["device_released_mib"] == 5
+    figures = mine.metrics()
+    assert (figures["device_released_mib"], figures["device_resumed_mib"], figures["device_turns"]) == (5, 4, 2)
+    mine.close()
+
+
+def test_full_disk_is_waited_for_before_another_actor_computes(tmp_path: Path, make_context: MakeContext) -> None:
+    context, errors, folders = make_context("rollout"), list[str](), list[Path | None]()
+    context.wait_for_room = lambda error: errors.append(str(error))
+    mine = DeviceLock([tmp_path / "0.lock"], context, 30.0, folder=tmp_path)
+
+    def release(folder: Path | None) -> int:
+        folders.append(folder)
+        if len(folders) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return 0
+
+    mine.add(SimpleNamespace(release_memory=release, resume_memory=lambda: 0))
+    assert folders == [tmp_path] * 3
+    assert len(errors) == 2
+    assert f"{tmp_path} has no room" in errors[0]
+    assert 'set placement.release = "host"' in errors[0]
     mine.close()
 
 
@@ -219,7 +245,7 @@ def test_memory_that_becomes_free_late_is_waited_for_and_the_device_is_free_wher
             raise OutOfMemoryError("CUDA out of memory")
         return 0
 
-    mine.add(SimpleNamespace(release_memory=lambda: 0, resume_memory=resume))
+    mine.add(SimpleNamespace(release_memory=lambda _: 0, resume_memory=resume))
     with mine():
         assert misses == -1
     other = DeviceLock([tmp_path / "0.lock"], make_context("trainer"), 30.0)
