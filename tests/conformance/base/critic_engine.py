@@ -125,12 +125,13 @@ class CriticConformance:
             assert a == b
         assert left.fingerprint() == stayed.fingerprint()
 
+    @pytest.mark.slow
     def test_an_overflow_in_float16_skips_the_update_and_halves_the_loss_scale(
         self, make: MakeCritic, tmp_path: Path
     ) -> None:
-        settings = {"precision": "float16", "loss_scale": {"initial": 2.0**20, "growth_interval": 1}}
+        settings = {"precision": "float16", "loss_scale": {"initial": 2.0**17, "growth_interval": 1}}
         critic, found, folder = make(**settings), [], tmp_path / "checkpoint"
-        for step in range(12):
+        for step in range(6):
             before = critic.fingerprint()
             found.append(updated(critic, step))
             assert (critic.fingerprint() == before) == bool(found[-1]["skipped_updates"])
@@ -138,12 +139,12 @@ class CriticConformance:
                 folder.mkdir()
                 critic.save(folder)
         scales, skipped = [m["loss_scale"] for m in found], [m["skipped_updates"] for m in found]
-        assert (skipped[0], scales[0]) == (1, 2.0**20)
+        assert (skipped[0], scales[0]) == (1, 2.0**17)
         assert 0 in skipped
         assert scales[1:] == [s / 2 if skip else 2 * s for s, skip in zip(scales, skipped, strict=True)][:-1]
         other = make(**settings)
         other.load(folder)
-        assert [updated(other, step) for step in range(2, 12)] == found[2:]
+        assert [updated(other, step) for step in range(2, 6)] == found[2:]
         assert other.fingerprint() == critic.fingerprint()
 
     def test_another_critic_starts_from_an_exported_folder(self, make: MakeCritic, tmp_path: Path) -> None:

@@ -158,12 +158,9 @@ class GradientConformance(TrainingEngineConformance):
     `make` takes settings of section `trainer`, and `algorithm`, settings of that section.
     """
 
-    @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-    def test_memory_that_goes_to_the_disk_meanwhile_changes_no_bit(
-        self, make: MakeEngine, tmp_path: Path, precision: str
-    ) -> None:
-        stayed, left = begun(make(precision=precision)), begun(make(precision=precision))
-        check_turns(stayed, left, tmp_path)
+    def test_memory_that_goes_to_the_disk_meanwhile_changes_no_bit(self, make: MakeEngine, tmp_path: Path) -> None:
+        settings = {"precision": "bfloat16"}  # with deltas, whose base leaves too
+        check_turns(begun(make(**settings)), begun(make(**settings)), tmp_path)
 
     def test_values_of_tokens_outside_the_loss_mask_change_nothing(self, make: MakeEngine) -> None:
         one, other = begun(make()), begun(make())
