@@ -15,7 +15,7 @@ import pytest
 
 from relax_actors.errors import ActorError
 from relax_actors.runtime import device_lock
-from relax_actors.runtime.device_lock import DeviceLock
+from relax_actors.runtime.device_lock import DeviceLock, is_held_by
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
 
@@ -83,6 +83,16 @@ def test_killed_holder_releases_the_device_at_once(tmp_path: Path, make_context:
             assert 0.2 < mine.waited_seconds < 20
             assert mine.holder == "rollout.0#1"
     mine.close()
+
+
+def test_server_sees_when_its_actor_has_the_device(tmp_path: Path) -> None:
+    paths = [tmp_path / "0.lock"]
+    assert not is_held_by(paths, "rollout.1")
+    with computing(tmp_path, "rollout.1#7", 60):
+        wait_until(lambda: is_held_by(paths, "rollout.1"), "turn of the actor")
+        assert not is_held_by(paths, "rollout.0")
+        assert not is_held_by(paths, "rollout")
+    assert not is_held_by(paths, "rollout.1")  # it had the device last, and is gone
 
 
 def test_long_wait_names_the_holder_counts_as_progress_and_ends_after_patience(

@@ -106,7 +106,7 @@ class MovableTensors(Movable):
         return bool(tensor.numel()) and tensor.data_ptr() in self._mapped
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Away:
     """A storage without memory, and its numbers as bytes."""
 
@@ -181,8 +181,8 @@ class MovableStorages(Movable):
         for away in chosen:
             away.storage.resize_(away.numbers.nbytes)
             _bytes_of(away.storage).copy_(away.numbers, non_blocking=True)
-            self._away.remove(away)
         _synchronize(away.numbers for away in chosen)
+        self._away = [away for away in self._away if away not in chosen]
         return sum(away.numbers.nbytes for away in chosen)
 
 
