@@ -62,7 +62,7 @@ def in_float8(weight: Tensor) -> Tensor:
     """Round blocks of 128 x 128 to float8 (e4m3) with a scale each, as DeepSeek-V3 (arXiv:2412.19437, section 3.3)."""
     rows, columns = (-size % BLOCK for size in weight.shape)
     padded = torch.nn.functional.pad(weight.float(), (0, columns, 0, rows))
-    blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, -1, BLOCK)
     scale = (blocks.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max).clamp_min(1e-12)
     found = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
     return found.flatten(2, 3).flatten(0, 1)[: weight.shape[0], : weight.shape[1]]
@@ -85,6 +85,7 @@ def measure(
     precision: str,
     *,
     fp32_lm_head: bool = False,
+    rollout_precision: str = "",
     rollout_weights: str = "",
     trains_bits: bool = False,
 ) -> dict[str, float]:
@@ -93,8 +94,9 @@ def measure(
     Args:
         folder: of the run.
         shape: architecture.
-        precision: of both sides.
+        precision: of the trainer, and of the rollout if it has no own.
         fp32_lm_head: whether logits are in float32.
+        rollout_precision: of the rollout.
         rollout_weights: "float8" or "4 bits"; empty for those that are published.
         trains_bits: whether the trainer's weights have four bits.
     """
@@ -111,7 +113,9 @@ def measure(
     engine = TorchEngine(config)
     engine.initialise(1)
     published = folder / "published.safetensors"
-    rollout = (WideHead if fp32_lm_head else TransformersEngine)(config.model_path, dtype=getattr(torch, precision))
+    rollout = (WideHead if fp32_lm_head else TransformersEngine)(
+        config.model_path, dtype=getattr(torch, rollout_precision or precision)
+    )
     fingerprint = engine.publish(published)
     if rollout_weights:
         fingerprint, published = rounded(published, rollout_weights)
@@ -157,6 +161,7 @@ def main() -> None:
         for precision in ("bfloat16", "float16")
         for fp32_lm_head in (False, True)
     }
+    lines["float16, rollout in bfloat16"] = ("float16", {"rollout_precision": "bfloat16"})
     for kind in ("float8", "4 bits"):
         lines[f"bfloat16, rollout's weights in {kind}"] = ("bfloat16", {"rollout_weights": kind})
     lines["bfloat16, trained for 4 bits"] = ("bfloat16", {"rollout_weights": "4 bits", "trains_bits": True})

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import relax_actors.engines.torch.lean_imports  # noqa: F401 as in ranks, before transformers
+import relax_actors.engines.lean_imports  # noqa: F401 as in ranks, before transformers
 
 # isort: split
 from process_memory import reset_peak, resident_mib

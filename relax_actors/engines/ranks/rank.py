@@ -174,7 +174,7 @@ def _path_of(roots: list[str], own: list[Path]) -> ToPath:
 
 def _begin(config: Config, start: dict[str, Any], channel: Channel) -> Methods:
     """Join the other ranks and build the engine of the role; returns its methods."""
-    import relax_actors.engines.torch.lean_imports  # noqa: F401, PLC0415 before an engine imports transformers
+    import relax_actors.engines.lean_imports  # noqa: F401, PLC0415 before an engine imports transformers
 
     rank, is_critic = start["rank"], start["role"] == "critic"
     section = critic_section(config) if is_critic else config.trainer

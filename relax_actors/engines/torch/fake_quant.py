@@ -31,11 +31,11 @@ def on_grid(weight: Tensor, bits: int, group: int) -> Tensor:
         group: neighbours along `inputs` that share a scale; divides it.
     """
     most = float(2 ** (bits - 1) - 1)
-    groups = weight.unflatten(-1, (-1, group))
+    groups = weight.reshape(*weight.shape[:-1], -1, group)
     scale = (groups.abs().amax(-1, keepdim=True) / most).bfloat16().float()
     # In a group of zeros any scale will do.
     rounded = (groups / scale.where(scale > 0, 1.0)).round().clamp(-most, most)
-    return (rounded * scale).flatten(-2)
+    return (rounded * scale).reshape(weight.shape)
 
 
 class GridWeights:
@@ -65,9 +65,10 @@ class GridWeights:
         """
         trained = {name: weight for name, weight in self._chosen.items() if weight.requires_grad}
         self.copies = {weight: nn.Parameter(weight.detach().clone()) for weight in trained.values()}
-        for name, weight in trained.items() if copies is not None else ():
-            local = self._sharding.local(self._sharding.own(weight, copies[name]))
-            self._sharding.local(self.copies[weight].data).copy_(local)
+        if copies is not None:
+            for name, weight in trained.items():
+                rows = self._sharding.local(self._sharding.own(weight, copies[name]))
+                self._sharding.local(self.copies[weight].data).copy_(rows)
         for weight in self._chosen.values():
             self._move(weight, self.copies.get(weight, weight))
 

@@ -229,14 +229,19 @@ def _places(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
 
 def _dense(tensor: Tensor) -> Tensor:
     """Return the numbers of a tensor in the order of its memory, `[numel]`; its rows may lie in any order."""
-    order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
-    return tensor.permute(order).contiguous().flatten()
+    return tensor.permute(_order(tensor)).contiguous().flatten()
+
+
+def _order(tensor: Tensor) -> list[int]:
+    """Return the dimensions of a tensor, that with the largest stride first."""
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
 
 
 def _view(memory: mmap.mmap, begin: int, like: Tensor) -> Tensor:
     """Return the tensor whose `_dense` begins at a place of a file, with the strides of the dense original."""
     flat = torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=begin)
-    order = sorted(range(like.dim()), key=lambda d: (-like.stride(d), d))
+    order = _order(like)
     back = [order.index(d) for d in range(like.dim())]
     return flat.view([like.shape[d] for d in order]).permute(back)
 
