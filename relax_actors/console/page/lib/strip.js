@@ -1,4 +1,4 @@
-// Tokens of a sequence, coloured by log-prob, advantage, version, mask, or another number that a role wrote.
+// Tokens of a sequence, coloured by log-prob, entropy, advantage, version, mask, or another number that a role wrote.
 import { figure } from "./format.js";
 import { html, useState } from "./html.js";
 import { change } from "./route.js";
@@ -6,6 +6,8 @@ import { Table } from "./table.js";
 
 const SHADES = 7;
 const SIGNED = ["advantage"];
+/** Numbers of which a high one is the remarkable one, as a low log-prob is. */
+const REVERSED = ["entropy"];
 
 /** Return the bounds by which numbers are coloured: 0 in the middle if they have a sign. */
 export function bounds(name, values) {
@@ -17,16 +19,17 @@ export function bounds(name, values) {
   return SIGNED.includes(name) ? [-size, size] : [low, high];
 }
 
-/** Return the shade of a number: 0 is lowest, 6 highest; null for none. */
-export function shade(value, [low, high]) {
+/** Return the shade of a number: 0 is lowest, 6 highest, of an entropy the other way round; null for none. */
+export function shade(value, [low, high], name = "") {
   if (value === null || value === undefined) return null;
-  return high > low ? Math.min(SHADES - 1, Math.floor((SHADES * (value - low)) / (high - low))) : Math.floor(SHADES / 2);
+  const height = REVERSED.includes(name) ? high - value : value - low;
+  return high > low ? Math.min(SHADES - 1, Math.floor((SHADES * height) / (high - low))) : Math.floor(SHADES / 2);
 }
 
 function classOf(strip, by, limits, versions, i) {
   if (by === "mask") return strip.mask[i] ? "tok trained" : "tok";
   if (by === "version") return strip.versions[i] < 0 ? "tok" : `tok v${versions.indexOf(strip.versions[i]) % 6}`;
-  const own = shade(strip.numbers[by][i], limits);
+  const own = shade(strip.numbers[by][i], limits, by);
   return own === null ? "tok" : `tok s${own}`;
 }
 
