@@ -17,8 +17,9 @@ from relax_actors.engines.sglang import launch
 from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.isolation.janitor import segments
 from tests.chaos.test_crash_equivalence import kill_at
+from tests.support.adapters import base_folder
 from tests.support.faults import command_of, story_of, wait_for_cell
-from tests.support.running import IMAGES, TINY, Run, processes_of, relax, wait_until
+from tests.support.running import IMAGES, SUPPORT, TINY, Run, processes_of, relax, wait_until
 from tests.support.sglang_servers import members, skip_if_missing
 
 skip_if_missing()
@@ -32,6 +33,9 @@ SERVED = (
     "supervision.start_deadline=400",
 )
 ON_POLICY = (*SERVED, "staleness.max=0", "run.deterministic=true", "run.steps=6")
+ADAPTER = SUPPORT / "tiny_adapter.toml"
+SAMPLED = ("rollout.group_size=4", "rollout.max_tokens=6", "reward.function=tiny_tasks.share_of_sevens")
+"""What a run that trains an adapter has besides, to sample its rows."""
 LONG = 600.0
 
 
@@ -97,12 +101,13 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     wait_until(lambda: removed(used), "removal of the servers' segments", 10)
 
 
-@pytest.mark.parametrize("config", [TINY, IMAGES], ids=["text", "images"])
+@pytest.mark.parametrize("config", [TINY, IMAGES, ADAPTER], ids=["text", "images", "adapter"])
 def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
-    make_run: MakeRun, config: Path
+    make_run: MakeRun, tmp_path: Path, config: Path
 ) -> None:
-    alone = make_run("calm", *ON_POLICY, config=config).complete(LONG)["weights_fingerprint"]
-    run = make_run("killed", *ON_POLICY, config=config).start()
+    base = (f"model.path={base_folder(tmp_path)}", *SAMPLED) if config == ADAPTER else ()
+    alone = make_run("calm", *ON_POLICY, *base, config=config).complete(LONG)["weights_fingerprint"]
+    run = make_run("killed", *ON_POLICY, *base, config=config).start()
     wait_for_cell(run, "batch.0", 400)  # the server has started
     kill_at(run, "rollout.0", "weights.1")
     wait_for_cell(run, "weights.2", 200)
