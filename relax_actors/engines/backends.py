@@ -47,6 +47,15 @@ def frozen_engine(context: Context, name: str, setting: str, model: Path, device
     return backend.build_frozen(context, model, device)
 
 
+def check_frozen(config: Config, name: str, setting: str, model: Path) -> Iterator[str]:
+    """Check that a backend can generate with a frozen model; see `InferenceBackend.check_frozen`."""
+    backend: InferenceBackend = _instance(INFERENCE_ENGINES, name, setting)
+    if not hasattr(backend, "check_frozen"):
+        msg = f'{setting} = "{name}" generates with the policy alone; set it to "transformers" or "sglang"'
+        raise ConfigError(msg)
+    yield from backend.check_frozen(config, model, f'{setting} = "{name}"')
+
+
 def training_backend(config: Config) -> TrainingBackend:
     """Load the backend named by `trainer.backend`; errors as `inference_backend`."""
     backend: TrainingBackend = _instance(TRAINING_ENGINES, config.trainer.backend, "trainer.backend")

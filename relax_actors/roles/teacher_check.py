@@ -14,11 +14,10 @@ from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.mixture import SOURCE
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols.backend import InferenceBackend
+from relax_actors.engines.backends import check_frozen
 from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.media.family import family_of
-from relax_actors.registry.catalog import INFERENCE_ENGINES
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import Row
 
@@ -111,13 +110,8 @@ def _check_writes(role: CheckedTeacher, config: Config) -> Iterator[str]:
     if role.hint and config.media is not None:
         msg = f"{setting}: a teacher with a hint writes to prompts of text only; remove {SECTION}.hint"
         raise ConfigError(msg)
-    backend = INFERENCE_ENGINES.load(config.rollout.backend, "rollout.backend")
-    if getattr(backend, "build_frozen", None) in (None, InferenceBackend.build_frozen):
-        msg = (
-            f'{setting}: rollout.backend = "{config.rollout.backend}" generates with the policy alone; set '
-            'rollout.backend = "transformers", or algorithm.distil.student_share = 1'
-        )
-        raise ConfigError(msg)
+    for folder in role.by_source.values():
+        yield from check_frozen(config, config.rollout.backend, "rollout.backend", folder)
     yield "each rollout holds the teacher's weights beside those of the policy"
 
 

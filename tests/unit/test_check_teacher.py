@@ -144,7 +144,6 @@ def test_teacher_with_weights_may_write_samples(errors: Errors, teacher: Path) -
     assert errors(*WRITES, model) == ()
     assert errors(*WRITES, model, "roles.teacher.hint='{answer}{prompt}'") == ()
     assert "needs its weights" in " ".join(errors(*WRITES, "roles.teacher.hint='{answer}{prompt}'"))
-    assert "generates with the policy alone" in " ".join(errors(*WRITES, model, "rollout.backend=sglang"))
     assert "student_share = 0.5 has no effect" in " ".join(errors(ON, "algorithm.distil.student_share=0.5", model))
 
 

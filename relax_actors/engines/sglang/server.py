@@ -99,6 +99,14 @@ class Server:
         }
         self._update("/update_weights_from_distributed", body)
 
+    def classify(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the scores of token sequences by a server of a reward model."""
+        answer = self._send("POST", "/classify", {"input_ids": sequences}, ANSWER_SECONDS)
+        if answer.status_code != OK:
+            msg = f"the server at {self.record.url} refuses /classify ({answer.status_code}): {answer.text[:1000]}"
+            raise EngineError(msg)
+        return [one["embedding"] for one in answer.json()]
+
     def adapters(self) -> set[str]:
         """Return the names of the loaded adapters."""
         models = self._ask("GET", "/v1/models").get("data", [])

@@ -1,0 +1,113 @@
+"""A frozen reward model that scores answers in an SGLang server of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from relax_actors.data.model_folder import stored_shapes
+from relax_actors.data.score_folder import HEAD
+from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.protocols.server import ServerSpec
+from relax_actors.engines.sglang import presence
+from relax_actors.engines.sglang.frozen_server import FrozenServer
+from relax_actors.engines.sglang.server import Server, ServerGoneError
+from relax_actors.engines.sglang.weight_loaders import DiskLoader, StagedWeights
+from relax_actors.errors import ActorError, EngineError
+from relax_actors.runtime import Context
+from relax_actors.weights import files as weights
+
+BIAS = HEAD.replace("weight", "bias")
+TOGETHER, MAX_LOSSES, POLL_SECONDS = 32, 5, 0.1
+
+
+class SglangRewardModel:
+    """Scores answers as `TorchRewardModel` does.
+
+    Args:
+        context: of the actor.
+        spec: how servers are started.
+        path: folder of the reward model.
+        device: torch device, or "auto".
+
+    Raises:
+        ActorError: no server is ready in time.
+    """
+
+    def __init__(self, context: Context, spec: ServerSpec, path: Path, device: str) -> None:
+        self._context = context
+        # Batches of a deterministic run must not depend on when requests arrive.
+        self._together = 1 if context.config.run.deterministic else TOGETHER
+        self._own = FrozenServer(context, spec, path, device, scores=True)
+        tensors = dict(weights.load(sorted(path.glob("*.safetensors"))))
+        name = json.loads((path / "config.json").read_text())["architectures"][0]
+        if presence.SCORE_CLASSES[name] and BIAS not in tensors:  # the server's own would be random
+            tensors[BIAS] = torch.zeros(stored_shapes(path)[HEAD][0])
+        self._weights = StagedWeights(0, weights.fingerprint(tensors))
+        self._loader = DiskLoader(self._own.scratch / "weights")
+        self._loader.stage(self._weights, tensors)
+        self._server: Server | None = None
+        self._ready()
+
+    def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute the score of each answer at its last token, `[1, classes] float32`.
+
+        Raises:
+            EngineError: the server was lost several times in a row, or refuses an answer.
+        """
+        found: list[NDArray[Any]] = []
+        for start in range(0, len(samples), self._together):
+            part = samples[start : start + self._together]
+            scores = self._classified([sample.token_ids.tolist() for sample in part])
+            found += [np.array([own], np.float32) for own in scores]
+            progress()
+        return found
+
+    def _classified(self, sequences: list[list[int]]) -> list[list[float]]:
+        for _ in range(MAX_LOSSES):
+            server = self._ready()
+            try:
+                return server.classify(sequences)
+            except ServerGoneError:
+                self._lose(server)
+        msg = f"the server of the reward model was lost {MAX_LOSSES} times in a row with the same answers; see its log"
+        raise EngineError(msg)
+
+    def _ready(self) -> Server:
+        """Return the server with the weights; start one if there is none."""
+        context, end = self._context, time.monotonic() + self._context.config.supervision.longest_start
+        while self._server is None:
+            if time.monotonic() > end or context.stopping():
+                msg = f"the server of the reward model is not ready in time; see logs/server.{context.role}.*.log"
+                raise ActorError(msg)
+            if (record := self._own.find()) is None:
+                context.progress()
+                time.sleep(POLL_SECONDS)
+                continue
+            server = Server(record)
+            try:
+                self._loader.load(server, self._weights)
+                self._server = server
+            except ServerGoneError:
+                self._lose(server)
+        return self._server
+
+    def _lose(self, server: Server) -> None:
+        """Kill a server that does not answer; the next one is started when it is needed."""
+        self._server = None
+        server.record.kill()
+        server.close()
+        time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            self._server.close()
+        self._own.close()
