@@ -23,7 +23,9 @@ name = "dpo"
 [stages.run]
 steps = 30
 [stages.data]
+kind = "python"
 function = "tiny_tasks.pairs"
+size = 64
 [stages.algorithm]
 name = "dpo"
 [stages.trainer]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import subprocess
 import tempfile
 from pathlib import Path
 
-from broker.process import kill_group, spawn
+from broker.process import spawn, stop
 from relax_actors.data.model_folder import measure
 from relax_actors.engines.protocols.server import ServerRecord, ServerSpec, free_port, generates
 from relax_actors.engines.sglang.connection import SglangSettings
@@ -23,7 +24,7 @@ from relax_actors.isolation.proc import process
 from relax_actors.runtime import Context
 from relax_actors.weights import files as weights
 
-ASK_SECONDS = 5.0
+ASK_SECONDS, STOP_SECONDS = 5.0, 2.0
 
 
 class FrozenServer:
@@ -44,29 +45,30 @@ class FrozenServer:
         self._janitor = Janitor(str(self.scratch), spec.shared_memory)
         served = json.dumps({"model": str(model.absolute()), "device": device, "scores": scores})
         self._environment = {**os.environ, **spec.environment, FROZEN_VARIABLE: served, "TMPDIR": str(self.scratch)}
+        self._child: subprocess.Popen[bytes] | None = None
         self._record: ServerRecord | None = None
 
     def find(self) -> ServerRecord | None:
         """Return the record of the server once it generates; None before."""
-        record = self._record
-        if record is None or (leader := process(record.process_group)) is None or leader.start != record.start_ticks:
-            record = self._record = self._started()
-        return record if generates(record, self._spec, ASK_SECONDS) else None
+        if self._record is None or self._child is None or self._child.poll() is not None:
+            self._record = self._started()
+        return self._record if generates(self._record, self._spec, ASK_SECONDS) else None
 
     def _started(self) -> ServerRecord:
         key, port = secrets.token_urlsafe(32), free_port()
         command = [*self._spec.command, str(self._root), str(self._n), str(port)]
         environment = self._environment | {self._spec.key_variable: key} | self._janitor.environment
+        self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            child = spawn(command, log=log, environment=environment)
-        own = process(child.pid)
+            self._child = spawn(command, log=log, environment=environment)
+        own = process(self._child.pid)
         start = 0 if own is None else own.start
-        return ServerRecord(f"http://127.0.0.1:{port}", key, secrets.token_hex(8), child.pid, start)
+        return ServerRecord(f"http://127.0.0.1:{port}", key, secrets.token_hex(8), self._child.pid, start)
 
     def close(self) -> None:
         """Kill the server, and remove its files."""
-        if self._record is not None:
-            kill_group(self._record.process_group)
+        if self._child is not None:
+            stop(self._child, STOP_SECONDS)
         self._janitor.close()
 
 
