@@ -58,10 +58,8 @@ def own_exports(user: Permissions) -> list[dict[str, Any]]:
 def imports(user: Permissions, owner: str, served: Mapping[str, str]) -> list[dict[str, Any]]:
     """Imports of a user's account, as claims.
 
-    Args:
-        user: what the user may publish and subscribe to.
-        owner: public key of the account that owns the streams.
-        served: public key of the account that answers, by the subject of the requests.
+    `owner` is the public key of the account that owns the streams, and `served` that of the account that answers, by
+    the subject of the requests.
     """
     services = [
         {"name": subject, "subject": subject, "account": served.get(subject, owner), "type": "service"}
@@ -80,11 +78,7 @@ def imports(user: Permissions, owner: str, served: Mapping[str, str]) -> list[di
 
 
 def requests_to(served: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Imports of requests that other accounts answer, as claims.
-
-    Args:
-        served: public key of the account that answers, by the subject of the requests.
-    """
+    """Imports of requests that other accounts answer, as claims; `served` are their public keys by subject."""
     return [{"name": subject, "subject": subject, "account": key, "type": "service"} for subject, key in served.items()]
 
 

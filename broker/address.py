@@ -60,11 +60,7 @@ class Address:
         return replace(self, url=f"{first.scheme}://127.0.0.1:{port}", server_name=first.hostname)
 
     def connect_options(self) -> dict[str, Any]:
-        """Options of `nats.connect` to sign in with.
-
-        Raises:
-            BrokerError: the credentials or certificates cannot be read.
-        """
+        """Options of `nats.connect` to sign in with; raises BrokerError if credentials cannot be read."""
         options: dict[str, Any] = {"reconnect_time_wait": 0.1}
         if self.user:
             options |= {"user": self.user, "password": self.password}
@@ -108,11 +104,7 @@ class Address:
 
     @classmethod
     def load(cls, path: Path) -> Address:
-        """Read an address written by `save`.
-
-        Raises:
-            BrokerError: the file is missing or holds no address.
-        """
+        """Read an address written by `save`; raises BrokerError if the file is missing or holds no address."""
         try:
             address = cls(**json.loads(path.read_text()))
             own = address.credentials
@@ -123,11 +115,7 @@ class Address:
 
 
 def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
-    """Parse an address, `nats://[user:password@]host:port`, or several separated by commas for a cluster.
-
-    Raises:
-        AddressError: it is no such address.
-    """
+    """Parse `nats://[user:password@]host:port`, or several for a cluster; raises AddressError if it is none."""
     own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
     servers, account = [], ""
     for server in re.split(r",(?=\w+://)", url):

@@ -37,11 +37,7 @@ class CertificatePair:
 
     @classmethod
     def load(cls, certificate: Path, key: Path) -> CertificatePair:
-        """Read a pair written by `save`.
-
-        Raises:
-            TypeError: the key is not an elliptic-curve key.
-        """
+        """Read a pair written by `save`; raises TypeError if the key is not an elliptic-curve key."""
         private = serialization.load_pem_private_key(key.read_bytes(), None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             msg = f"{key} is not an elliptic-curve private key"
@@ -72,14 +68,7 @@ def new_authority(days: float) -> CertificatePair:
 
 
 def issue(issuer: CertificatePair, name: str, days: float, hosts: tuple[str, ...] = ()) -> CertificatePair:
-    """Issue a certificate for a server, or for a client if `hosts` is empty.
-
-    Args:
-        issuer: the certificate authority.
-        name: common name of the subject.
-        days: validity in days.
-        hosts: DNS names and IP addresses of the server.
-    """
+    """Issue a certificate for a server with these DNS names and IP addresses, or for a client if `hosts` is empty."""
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(_name(name), issuer.certificate.subject, key, days)
     use = (

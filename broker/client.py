@@ -96,11 +96,7 @@ class Client(nats.aio.client.Client):
         old_style: bool = False,  # noqa: FBT001, FBT002 signature of nats-py
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """Send a request and return its answer.
-
-        Raises:
-            nats.errors.TimeoutError: no answer, or no connection, within `timeout` seconds.
-        """
+        """Send a request and return its answer; raises nats-py's TimeoutError without one within `timeout` seconds."""
         end = time.monotonic() + timeout
         while not (self.is_connected or self.is_closed):
             if time.monotonic() > end:

@@ -205,11 +205,7 @@ def _extensions(resolve: Resolver | None) -> Callable[[int, bytes], Any]:
 
 
 def decode_fields(envelope: Envelope, expected: type[T]) -> T:
-    """Decode the fields of an envelope strictly into the dataclass `expected`.
-
-    Raises:
-        CodecError: the type or a field differs; the error names it.
-    """
+    """Decode the fields of an envelope strictly into a dataclass; raises CodecError, naming what differs."""
     if envelope.type != expected.__name__:
         msg = f"cell holds a {envelope.type[:80]}, expected a {expected.__name__}"
         raise CodecError(msg)
@@ -223,11 +219,7 @@ def decode(data: bytes, expected: type[T], resolve: Resolver | None = None) -> T
 
 
 def plain_value(envelope: Envelope) -> Any:
-    """Return the payload of a cell of type `value`, as written by a role that returns plain data.
-
-    Raises:
-        CodecError: the cell has another type.
-    """
+    """Return the payload of a cell of type `value`, as a role writes plain data; raises CodecError for others."""
     if envelope.type != "value" or set(envelope.fields) != {"value"}:
         msg = f"cell holds a {envelope.type[:80]}, expected plain data"
         raise CodecError(msg)

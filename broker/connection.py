@@ -234,11 +234,7 @@ class Connection:
         return str((url.hostname if url is not None else None) or urlsplit(self.address.url).hostname or "")
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine in the connection's loop. May be called from any thread.
-
-        Raises:
-            BrokerUnreachableError: the connection is closed.
-        """
+        """Start a coroutine in the connection's loop, from any thread; raises BrokerUnreachableError if closed."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError as error:  # the loop is closed
@@ -267,12 +263,9 @@ class Connection:
     async def retry(self, attempt: Callable[[], Awaitable[T]], request: str, deadline: float | None = None) -> T:
         """Repeat a request until the broker answers it.
 
-        Errors that the server returns are raised; that a cluster has no suitable peers, after the deadline.
-
-        Args:
-            attempt: sends the request; must be safe to repeat.
-            request: describes the request in the warning every 10 s and in errors.
-            deadline: seconds to keep trying; None tries forever, e.g. while a broker is down.
+        Errors that the server returns are raised; that a cluster has no suitable peers, after the deadline. `attempt`
+        must be safe to repeat, and `request` describes it in errors and in the warning every 10 s. Without `deadline`
+        (seconds) it tries forever, e.g. while a broker is down.
 
         Raises:
             BrokerUnreachableError: no answer before the deadline.

@@ -59,14 +59,9 @@ class SigningKey:
     def sign(
         self, subject: str, name: str, nats: dict[str, Any], *, expires: float | None = None, issued: int | None = None
     ) -> str:
-        """Return a signed JWT with claims about `subject`.
+        """Return a signed JWT with NATS-specific claims about the public key `subject`.
 
-        Args:
-            subject: public key that the claims are about.
-            name: name of the subject.
-            nats: NATS-specific claims.
-            expires: Unix time in seconds; None never expires.
-            issued: Unix time in seconds; now by default.
+        `expires` and `issued` are Unix times in seconds: by default it never expires, and is issued now.
         """
         body: dict[str, Any] = {
             "iat": int(time.time()) if issued is None else issued,
@@ -111,11 +106,7 @@ class OperatorKeys:
 
     @classmethod
     def load(cls, path: Path, otherwise: str = "create all keys in another folder") -> OperatorKeys:
-        """Read keys written by `save`.
-
-        Args:
-            path: the file.
-            otherwise: completes the error: what to do if the file cannot be restored.
+        """Read keys written by `save`; `otherwise` completes the error: what to do if the file cannot be restored.
 
         Raises:
             BrokerError: the file cannot be read or holds something else.
@@ -213,20 +204,12 @@ class Claims:
 
 
 def read_claims(path: Path) -> Claims:
-    """Read the claims of a `.creds` file without checking the signature, which the server does.
-
-    Raises:
-        AddressError: the file is not a `.creds` file.
-    """
+    """Read a `.creds` file's claims, whose signature the server checks; raises AddressError for other files."""
     return _read(path)[0]
 
 
 def sign_in(path: Path, nonce: str) -> tuple[Claims, dict[str, str]]:
-    """Return the claims of a `.creds` file, and the fields of `CONNECT` that prove them to a server with a nonce.
-
-    Raises:
-        AddressError: the file is not a `.creds` file.
-    """
+    """Return a `.creds` file's claims and the `CONNECT` fields that prove them; raises as `read_claims`."""
     claims, token, seed = _read(path)
     return claims, {"jwt": token, "sig": _base64(SigningKey(seed).sign_bytes(nonce.encode()))}
 
@@ -240,19 +223,12 @@ class Signature:
 
     @classmethod
     def of(cls, data: bytes, path: Path) -> Signature:
-        """Sign bytes with the key of a `.creds` file.
-
-        Raises:
-            AddressError: the file is not a `.creds` file.
-        """
+        """Sign bytes with the key of a `.creds` file; raises AddressError if the file is not a `.creds` file."""
         _, token, seed = _read(path)
         return cls(token, _base64(SigningKey(seed).sign_bytes(data)))
 
     def verify(self, data: bytes) -> tuple[str, str]:
-        """Check the signature, and that of the claims.
-
-        Returns:
-            Name of the user, and public key of the account that signed the claims.
+        """Check the signature, and that of the claims; return the user's name and the public key of the account.
 
         Raises:
             BrokerError: a signature does not match, or the claims cannot be read.

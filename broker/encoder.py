@@ -16,12 +16,6 @@ class CellEncoder:
 
     Invariant: no cell may be published before `close` has written the segments, so that a process killed in between
     leaves a segment without references, never a reference without a segment.
-
-    Args:
-        subjects: subjects of the run.
-        store: store of the large arrays.
-        author: author of the cells, `<role>.<n>#<incarnation>`.
-        max_payload: size limit of the broker for a message, in bytes.
     """
 
     def __init__(self, subjects: Subjects, store: Store, author: str, max_payload: int) -> None:
@@ -29,11 +23,7 @@ class CellEncoder:
         self._writers: dict[tuple[str, int], SegmentWriter] = {}
 
     def encode(self, subject: str, value: Any) -> bytes:
-        """Encode one cell.
-
-        Raises:
-            CodecError: the value cannot be encoded, or the cell is too large.
-        """
+        """Encode one cell; raises CodecError if the value cannot be encoded, or the cell is too large."""
         cell = self._subjects.parse(subject)
         if not cell.field:
             return encode(value, self._author, subject=subject)
@@ -49,10 +39,6 @@ class CellEncoder:
         return data
 
     def close(self) -> None:
-        """Write the segments.
-
-        Raises:
-            StoreFullError: no space is left for the arrays.
-        """
+        """Write the segments; raises StoreFullError if no space is left for the arrays."""
         for writer in self._writers.values():
             writer.close()

@@ -44,11 +44,7 @@ Decoder = Callable[[Any, str], Any]
 
 @cache
 def decoder_of(expected: Any) -> Decoder:  # noqa: PLR0911 one return for each kind of type
-    """Return the decoder `(value, path) -> decoded` of a type annotation; cached by type.
-
-    Raises:
-        TypeError: the annotation is not supported in messages.
-    """
+    """Return the cached decoder `(value, path) -> decoded` of an annotation; raises TypeError for others."""
     if expected is Any:
         return plain
     if dataclasses.is_dataclass(expected) and expected is not TensorRef:

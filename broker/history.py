@@ -19,13 +19,9 @@ _END, _NONE = "204", "404"
 
 
 class History:
-    """Reads the stored messages of a subject in stream order. All coroutines run in the connection's loop.
+    """Reads the stored messages of a subject, which may have wildcards, in stream order from the sequence `start` on.
 
-    Args:
-        connection: the process's connection; its user needs `allow_history`.
-        stream: name of the stream.
-        subject: subject to read; may have wildcards.
-        start: first stream sequence to read.
+    All coroutines run in the connection's loop. The connection's user needs `allow_history`.
     """
 
     def __init__(self, connection: Connection, stream: str, subject: str, start: int = 1) -> None:
@@ -37,19 +33,11 @@ class History:
         """Sequence and time of the newest message that was read."""
 
     async def skip(self) -> None:
-        """Continue after the last message that is stored now.
-
-        Raises:
-            BrokerError: the broker refuses the request.
-        """
+        """Continue after the last message that is stored now; raises BrokerError if the broker refuses the request."""
         await self._read({"last_by_subj": self._subject})
 
     async def last(self) -> Cell | None:
-        """Return the newest stored message, or None. The position of `page` does not change.
-
-        Raises:
-            BrokerError: the broker refuses the request.
-        """
+        """Return the newest stored message, or None; `page` stays where it is. Raises BrokerError if refused."""
         cells = [_cell(answer) for answer in await self._answers({"last_by_subj": self._subject}) if _is_stored(answer)]
         return cells[-1] if cells else None
 
@@ -125,10 +113,7 @@ class History:
 class Histories:
     """Reads the stored messages of several subjects of a stream, in stream order.
 
-    Args:
-        connection: the process's connection; its user needs `allow_history`.
-        stream: name of the stream.
-        subjects: subjects to read; may have wildcards, and match no message in common.
+    The subjects may have wildcards, and match no message in common. The connection's user needs `allow_history`.
     """
 
     def __init__(self, connection: Connection, stream: str, subjects: list[str]) -> None:
@@ -155,11 +140,7 @@ class Histories:
 
 
 class _Part:
-    """Messages of one of several subjects that were read and not returned yet.
-
-    Args:
-        history: the messages of the subject.
-    """
+    """Messages of one of several subjects that were read and not returned yet."""
 
     def __init__(self, history: History) -> None:
         self._history = history

@@ -59,11 +59,7 @@ class KeyedServer:
         return RunUsers.load_all(self.private / "runs")
 
     def require(self) -> None:
-        """Check that `relax keys` wrote this folder.
-
-        Raises:
-            ConfigError: it did not.
-        """
+        """Check that `relax keys` wrote this folder; raises ConfigError if it did not."""
         if not (self.private / "keys.json").is_file():
             msg = f"{self.folder} is no folder of a server: {self.private}/keys.json is missing; name the folder that "
             raise ConfigError(msg + "`relax keys` wrote for the first run of the server")
@@ -83,11 +79,7 @@ class KeyedServer:
             os.close(file)
 
     def authority(self) -> OperatorKeys:
-        """Return the signing keys; they are created once.
-
-        Raises:
-            BrokerError: the file of the keys cannot be read.
-        """
+        """Return the signing keys; they are created once; raises BrokerError if the file of the keys cannot be read."""
         path = self.private / "keys.json"
         if path.exists():
             return OperatorKeys.load(path)
@@ -156,11 +148,7 @@ class KeyedServer:
         return (self.private / "server.json").exists()
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the server, by name.
-
-        Raises:
-            ConfigError: the file that records them cannot be read.
-        """
+        """Return the options of the server, by name; raises ConfigError if their file cannot be read."""
         path = self.private / "server.json"
         try:
             known: dict[str, Any] = json.loads(path.read_text())

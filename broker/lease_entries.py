@@ -92,13 +92,7 @@ def signed(key: str, state: dict[str, Any]) -> bytes:
 
 
 def lease_of(key: str, data: bytes, headers: dict[str, str] | None) -> dict[str, Any] | str:
-    """Return the state of a lease, or why a message is no valid lease.
-
-    Args:
-        key: key in the bucket, `lease.<role>.<n>`.
-        data: content of the message.
-        headers: headers of the message.
-    """
+    """Return the state of a lease, or why a message is no valid lease."""
     kind = lease_kind(key)
     if kind is None:
         return "its key names no lease"

@@ -59,12 +59,7 @@ def _ttl(seconds: float) -> float:
 
 
 class RunState:
-    """The run's KV bucket. All methods run in the connection's loop.
-
-    Args:
-        connection: the process's connection.
-        bucket: the bucket, from `ensure_bucket`.
-    """
+    """The run's KV bucket. All methods run in the connection's loop."""
 
     def __init__(self, connection: Connection, bucket: KeyValue) -> None:
         self._connection = connection
@@ -105,12 +100,8 @@ class RunState:
     ) -> int:
         """Count one failure of an actor while it handled a row and return the new count.
 
-        Args:
-            role: role of the actor.
-            row: row that the actor was handling.
-            error: the error in one line; only the last one is kept.
-            traceback: its traceback, or the stack of a hung handler.
-            external_kill: the actor was killed from outside; such deaths are counted apart.
+        Only the last error, one line, is kept, with its traceback or the stack of a hung handler. Deaths by
+        `external_kill`, a kill from outside, are counted apart.
         """
         name = "external_kills" if external_kill else "count"
         last = {"error": error[:2000], "traceback": traceback[-8000:]}
@@ -138,10 +129,8 @@ class RunState:
     async def enforce(self, allowed: Callable[[str], int]) -> int:
         """Purge keys that are unknown, too large or too many, and return their number.
 
-        Only for the role that may remove messages.
-
-        Args:
-            allowed: maps a key to its largest size in bytes; 0 if the run has no such key.
+        Only for the role that may remove messages. `allowed` maps a key to its largest size in bytes; 0 if the run has
+        none such.
         """
         stream, prefix = f"KV_{self._bucket}", self._subject("")
 
@@ -227,10 +216,8 @@ class RunState:
     async def update(self, key: str, change: Callable[[Any], Any]) -> None:
         """Replace the value of a key by compare-and-swap, so that no concurrent write is lost.
 
-        Args:
-            key: key in the bucket.
-            change: maps the current value (None if absent) to the new one. Called again after a concurrent write.
-                Exceptions that it raises propagate.
+        `change` maps the current value (None if absent) to the new one, and is called again after a concurrent write.
+        Exceptions that it raises propagate.
         """
 
         async def attempt() -> None:

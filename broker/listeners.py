@@ -92,11 +92,7 @@ class Settings:
             return self.host == "localhost"
 
     def lines(self, folder: Path) -> list[str]:
-        """Return the server's configuration of monitoring and WebSocket; none if they are not asked for.
-
-        Args:
-            folder: folder with the server's certificate.
-        """
+        """Return the server's configuration of monitoring and WebSocket; none if they are not asked for."""
         lines = [] if self.http is None else [f"http: {json.dumps(f'{self.host}:{self.http}')}"]
         if self.websocket is not None:
             secure = ["  tls {", tls_block(folder, mutual=self.mutual), "  }"] if self.tls else ["  no_tls: true"]
@@ -121,13 +117,7 @@ class Settings:
 
 
 def websocket_block(listen: str, origins: Sequence[str], secure: Sequence[str] = ("  no_tls: true",)) -> list[str]:
-    """Return the block `websocket` of a server.
-
-    Args:
-        listen: address, HOST:PORT.
-        origins: pages that may connect; only those of the same host and port if empty.
-        secure: its settings of TLS.
-    """
+    """Return the block `websocket` of a server; without `origins`, pages of the same host and port may connect."""
     allowed = f"allowed_origins: {json.dumps(list(origins))}" if origins else "same_origin: true"
     return ["websocket {", f"  listen: {json.dumps(listen)}", f"  {allowed}", *secure, "}"]
 

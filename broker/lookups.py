@@ -33,9 +33,7 @@ class UnreadableAnswerError(ValueError):
 async def look_up(requests: Requests, stream: str, subject: str) -> Stored | None:
     """Return the last message of a stream that a subject or filter matches, or None.
 
-    Raises:
-        UnreadableAnswerError: the answer cannot be read; ask the stream's leader.
-        nats.errors.Error: no answer; see `Requests.send`.
+    Raises UnreadableAnswerError if the answer cannot be read (ask the stream's leader), and as `Requests.send`.
     """
     (stored,) = await (await requests.send(f"{API}.DIRECT.GET.{stream}.{subject}", b"", lambda m: (_stored(m),)))
     return stored

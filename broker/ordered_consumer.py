@@ -159,11 +159,7 @@ class OrderedConsumer:
                 await asyncio.sleep(0.05)
 
     async def read_all(self, *, caught_up: bool = True) -> list[Msg]:
-        """Return the messages of the stream, and close.
-
-        Args:
-            caught_up: also return messages that arrive during the read.
-        """
+        """Return the messages of the stream, with `caught_up` those that arrive during the read, too, and close."""
         collected: list[Msg] = []
         try:
             async for messages in self.batches(tick=0.5):

@@ -50,12 +50,6 @@ async def acknowledge(connection: Connection, stream: str, consumer: str, sequen
     """Acknowledge a message that another client holds, and wait for the server's answer.
 
     Without effect if the message is acknowledged already.
-
-    Args:
-        connection: the process's connection.
-        stream: name of the stream.
-        consumer: durable consumer that delivered the message.
-        sequence: stream sequence of the message.
     """
     delivery = Delivery(1, sequence, 1)
     subject = f"{_ACK}{stream}.{consumer}.{'.'.join(map(str, delivery))}.0.0"
@@ -190,15 +184,10 @@ class PullSubscription:
         return {"group": OVERFLOW, **({"min_pending": least} if (least := self._backlog()) > 0 else {})}
 
     async def fetch(self, limit: int, timeout: float, linger: float = 0.0) -> list[Msg]:  # noqa: ASYNC109 returns an empty list
-        """Return up to `limit` messages as soon as there is one.
+        """Return up to `limit` messages as soon as there is one, or after `linger` more seconds.
 
         The list is empty after `timeout` seconds without a message, after `wake` or `nudge`, or if the consumer is
         lost.
-
-        Args:
-            limit: maximum number of messages.
-            timeout: seconds to wait for the first message.
-            linger: seconds to wait for more messages after the first.
         """
         end = time.monotonic() + timeout
         while not (self._buffer or self.consumer_lost or self._woken) and (left := end - time.monotonic()) > 0:

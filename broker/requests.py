@@ -45,13 +45,9 @@ class Requests:
     async def send(self, subject: str, data: bytes, take: Callable[[Msg], T | None]) -> asyncio.Future[T]:
         """Send a request and return the future of its result, without waiting for it.
 
-        The future raises what `take` raises, `NoStreamResponseError` if nobody answers the subject, nats-py's
-        `TimeoutError` after `ANSWER_TIMEOUT` seconds, and other errors of nats-py if the request cannot be sent.
-
-        Args:
-            subject: subject of the request.
-            data: its payload.
-            take: receives each answer; returns the result, or None if more answers follow.
+        `take` receives each answer; it returns the result, or None if more answers follow. The future raises what
+        `take` raises, `NoStreamResponseError` if nobody answers the subject, nats-py's `TimeoutError` after
+        `ANSWER_TIMEOUT` seconds, and other errors of nats-py if the request cannot be sent.
         """
         if self._subscribing is None:
             self._subscribing = asyncio.ensure_future(

@@ -115,11 +115,7 @@ class SegmentWriter:
         return TensorRef(uri, offset, array.nbytes, kind, array.shape, checksum(data))
 
     def close(self) -> bool:
-        """Write the segments; False if no array was placed and nothing was written.
-
-        Raises:
-            StoreFullError: no space is left.
-        """
+        """Write the segments; False if no array was placed. Raises StoreFullError if no space is left."""
         for segment in self._segments:
             self._write(segment.uri, segment.parts())
         return bool(self._segments)

@@ -65,11 +65,7 @@ def go_settings() -> dict[str, str]:
 
 
 def find_binary() -> Path:
-    """Return the path of nats-server.
-
-    Raises:
-        BrokerError: nats-server is not installed.
-    """
+    """Return the path of nats-server; raises BrokerError if nats-server is not installed."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     if beside.is_file():
         return beside
@@ -80,14 +76,9 @@ def find_binary() -> Path:
 
 
 class Server:
-    """A nats-server process.
+    """A nats-server process. `folder` holds the configuration, credentials, log and store of this server only.
 
     Start it from a thread that lives as long as the server should (see `broker.process`).
-
-    Args:
-        folder: holds the configuration, credentials, log and store of this server only.
-        settings: port and limits.
-        users: users of the run; by default those of a server for any run.
     """
 
     def __init__(self, folder: Path, settings: ServerSettings | None = None, users: Users | None = None) -> None:
@@ -174,10 +165,7 @@ class Server:
         return [str(self._binary), "-c", str(self.config)]
 
     def start(self, deadline: float = 10.0) -> Address:
-        """Prepare and start the server, and wait until it accepts connections.
-
-        Returns:
-            The address with the credentials of the operator.
+        """Start the server, and return its address with the operator's credentials when it accepts connections.
 
         Raises:
             BrokerError: the server exited, or was not ready within `deadline` seconds; contains the end of its log.
@@ -242,12 +230,7 @@ def is_listening(address: Address) -> bool:
 
 
 def is_jetstream_ready(address: Address, timeout: float = 0.5) -> bool:
-    """Whether JetStream answers the operator of an embedded server, each message within `timeout` seconds.
-
-    Args:
-        address: address with the operator's credentials.
-        timeout: seconds.
-    """
+    """Whether JetStream answers the operator of an embedded server, each message within `timeout` seconds."""
     try:
         with (
             socket.create_connection((HOST, _port(address)), timeout) as connection,

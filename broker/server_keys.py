@@ -69,10 +69,7 @@ def accounts_of(folder: Path) -> Path:
 def write_keys(folder: Path, users: Users, browsers: Collection[str] = ()) -> None:
     """Write new credentials of all users and the accounts of the server; credentials written before stay valid.
 
-    Args:
-        folder: folder of the credentials.
-        users: the users.
-        browsers: those of them that may connect over WebSocket, too.
+    `browsers` are the users that may connect over WebSocket, too.
 
     Raises:
         BrokerError: the signing keys cannot be read.

@@ -30,10 +30,7 @@ class SharedFiles:
     def link(self, name: str, folder: str, make: Callable[[], Sequence[Any]]) -> str:
         """Link a file into the folder of a step, and return the link's path in the store.
 
-        Args:
-            name: name of the file, with the hash of its content.
-            folder: folder of the step.
-            make: returns the content as buffers; called unless the file exists.
+        `name` contains the hash of the content; `make` returns it as buffers, and is called unless the file exists.
 
         Raises:
             StoreError: the file is removed as often as it is written.

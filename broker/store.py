@@ -42,16 +42,10 @@ def raise_error(error: BaseException) -> None:
 
 
 def retry_when_full(work: Callable[[], T], root: Path, what: str, on_full: Callable[[StoreFullError], None]) -> T:
-    """Run `work`, and repeat it while the disk or the quota is full.
+    """Run `work`, which must be safe to repeat, until the disk or the quota has room below `root`.
 
-    Args:
-        work: writes files below `root`; must be safe to repeat.
-        root: folder whose free space is reported.
-        what: names the files in the error.
-        on_full: called when there is no space; waits and returns to retry, or raises to give up.
-
-    Raises:
-        StoreFullError: `on_full` gave up.
+    `on_full` is called when there is no space: it waits and returns to retry, or raises to give up. `what` names the
+    files in the StoreFullError that is raised then.
     """
     while True:
         try:
@@ -69,11 +63,9 @@ def retry_when_full(work: Callable[[], T], root: Path, what: str, on_full: Calla
 
 
 class Store:
-    """Folder of a run's segments. May be used from any thread.
+    """Folder of a run's segments, created on the first write. May be used from any thread.
 
-    Args:
-        root: the folder; created on the first write.
-        on_full: called when there is no space for a file; waits and returns to retry, or raises to give up.
+    `on_full` is called when there is no space for a file: it waits and returns to retry, or raises to give up.
     """
 
     def __init__(self, root: Path, on_full: Callable[[StoreFullError], None] | None = None) -> None:
@@ -89,11 +81,7 @@ class Store:
         self._remover: ThreadPoolExecutor | None = None
 
     def path(self, uri: str) -> Path:
-        """Return the path of a file of the store.
-
-        Raises:
-            StoreError: the path leaves the store, by `..`, as an absolute path or through a link.
-        """
+        """Return the path of a file; raises StoreError if it leaves the store, by `..`, an absolute path or a link."""
         try:
             path = Path(os.path.realpath(os.path.join(self.root, uri)))  # noqa: PTH118 hot
         except (OSError, ValueError, RuntimeError) as error:
@@ -104,11 +92,7 @@ class Store:
         return path
 
     def read(self, reference: TensorRef) -> Array:
-        """Map the array of a reference read-only, after verifying its checksum.
-
-        Raises:
-            StoreError: the segment is missing, too short or corrupt.
-        """
+        """Map the array of a reference read-only; raises StoreError if its segment is missing, too short or corrupt."""
         return self.reader()(reference)
 
     def reader(self) -> Resolver:
@@ -141,10 +125,7 @@ class Store:
             os.close(fd)
 
     def write(self, uri: str, save: Callable[[Path], T]) -> T:
-        """Write a file atomically: `save` writes a temporary file, which is renamed to `uri`.
-
-        Returns:
-            The result of `save`.
+        """Write a file atomically: `save` writes a temporary file, which is renamed to `uri`; return its result.
 
         Raises:
             StoreFullError: no space is left, and `on_full` gave up.

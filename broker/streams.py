@@ -96,10 +96,6 @@ def follow_spec(name: str, filters: list[str]) -> ConsumerConfig:
     """Durable consumer that a role with state follows its columns with, in stream order and without acknowledgements.
 
     An incarnation resets it to the sequence that it starts from (see `OrderedConsumer`).
-
-    Args:
-        name: name of the consumer, from `follow_name`.
-        filters: subjects to deliver.
     """
     return ConsumerConfig(
         durable_name=name,
@@ -187,11 +183,7 @@ def _check_schema(spec: StreamConfig, info: StreamInfo) -> None:
 
 
 async def wait_for_stream(connection: Connection, name: str, deadline: float) -> None:
-    """Wait until another process has created a stream.
-
-    Raises:
-        BrokerError: the stream does not exist after `deadline` seconds.
-    """
+    """Wait until another process has created a stream; raises BrokerError after `deadline` seconds."""
     end = time.monotonic() + deadline
 
     async def exists() -> bool:
@@ -258,11 +250,7 @@ async def open_bucket(connection: Connection, subjects: Subjects, deadline: floa
 async def find_consumer(
     connection: Connection, stream: str, name: str, deadline: float | None = CONSUMER_SECONDS
 ) -> ConsumerInfo | None:
-    """Return the state of a consumer, or None if it does not exist.
-
-    Raises:
-        BrokerUnreachableError: no answer within `deadline` seconds.
-    """
+    """Return the state of a consumer, or None; raises BrokerUnreachableError after `deadline` seconds."""
 
     async def look() -> ConsumerInfo | None:
         with suppress(NotFoundError):
@@ -293,11 +281,7 @@ async def wait_for_consumer(
 
 
 async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerConfig) -> None:
-    """Create a durable consumer, or update an existing one.
-
-    Raises:
-        BrokerError: the server refuses the consumer.
-    """
+    """Create a durable consumer, or update an existing one; raises BrokerError if the server refuses the consumer."""
 
     async def ensure() -> Any:
         return await connection.js.add_consumer(stream, spec)

@@ -30,15 +30,7 @@ _CELL = re.compile(rf"{_KIND}\.({_N})(?:\.({_N})\.({NAME.pattern}|{TURNS}\.{_N}\
 
 
 def check_name(name: str, what: str) -> str:
-    """Return `name` if it can be a token of a subject.
-
-    Args:
-        name: the name to check.
-        what: kind of name, for the error.
-
-    Raises:
-        SubjectError: the name is not 1 to 64 letters, digits, `-` or `_`.
-    """
+    """Return a name of 1 to 64 letters, digits, `-` and `_`; raises SubjectError if it is none."""
     if not NAME.fullmatch(name):
         msg = f"{what} {name!r} cannot be part of a subject; use 1 to 64 letters, digits, '-' or '_'"
         raise SubjectError(msg)
@@ -46,11 +38,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_kind(kind: str) -> str:
-    """Return `kind` if it can be a kind of rows or of numbered cells.
-
-    Raises:
-        SubjectError: `kind` cannot be part of a subject, or is one of `RESERVED`.
-    """
+    """Return `kind` if it can be a kind of rows or numbered cells; raises SubjectError if not, or for `RESERVED`."""
     if kind in RESERVED:
         msg = f"kind {kind!r} cannot name cells: {', '.join(RESERVED)} name other messages; choose another name"
         raise SubjectError(msg)
@@ -78,11 +66,7 @@ class RowId:
 
     @classmethod
     def parse(cls, text: str) -> RowId:
-        """Parse the output of `str`.
-
-        Raises:
-            SubjectError: `text` does not name a row.
-        """
+        """Parse the output of `str`; raises SubjectError if `text` does not name a row."""
         if not (match := _ROW.fullmatch(text)):
             msg = f"{text!r} does not name a row; a row is <kind>.<step>.<index>, such as group.12.3"
             raise SubjectError(msg)
@@ -158,11 +142,7 @@ class Subjects:
         return f"{self.prefix}.{kind}.*.*.{TURNS}.*.*"
 
     def numbered(self, kind: str, number: int | str) -> str:
-        """Subject of a numbered cell; `*` matches all numbers.
-
-        Raises:
-            SubjectError: `kind` names no cells, see `check_kind`.
-        """
+        """Subject of a numbered cell; `*` matches all numbers. Raises as `check_kind`."""
         return f"{self.prefix}.{check_kind(kind)}.{number}"
 
     def event(self, role: str, n: int | str, kind: str) -> str:
@@ -178,11 +158,7 @@ class Subjects:
         return f"{self.prefix}.request.{check_name(kind, 'kind of requests')}.{n}"
 
     def table_subjects(self, kinds: Kinds) -> list[str]:
-        """Subjects of the table stream.
-
-        Raises:
-            SubjectError: a kind names no cells, see `check_kind`.
-        """
+        """Subjects of the table stream; raises SubjectError if a kind names no cells, see `check_kind`."""
         rows = [(f"{self.prefix}.{check_kind(kind)}.*.*.*", self.turns(kind)) for kind in kinds.rows]
         return [*chain.from_iterable(rows), *(self.numbered(kind, "*") for kind in kinds.numbered)]
 
@@ -191,11 +167,7 @@ class Subjects:
         return [f"{self.prefix}.event.>", f"{self.prefix}.metric.>"]
 
     def parse(self, subject: str) -> CellId:
-        """Parse the subject of a cell.
-
-        Raises:
-            SubjectError: the subject does not name a cell of this run.
-        """
+        """Parse the subject of a cell; raises SubjectError if the subject does not name a cell of this run."""
         head = f"{self.prefix}."
         if subject.startswith(head) and (match := _CELL.fullmatch(subject, len(head))):
             kind, step, index, field = match.groups()

@@ -36,15 +36,7 @@ _ALREADY_WRITTEN = "maximum messages per subject exceeded"
 
 
 class Table(TableReader):
-    """The cells of one run, to look up and to write.
-
-    Args:
-        connection: the process's connection.
-        subjects: subjects of the run.
-        store: store of the cells' large arrays.
-        author: author of the cells that are written, `<role>.<n>#<incarnation>`.
-        direct: look cells up with `DIRECT.GET`, which any replica answers.
-    """
+    """The cells of one run, to look up and to write. See `TableReader`; `author` is `<role>.<n>#<incarnation>`."""
 
     def __init__(
         self, connection: Connection, subjects: Subjects, store: Store, author: str, *, direct: bool = True
@@ -169,10 +161,7 @@ class Table(TableReader):
         """Remove the messages of subjects that name no cell, and nothing that such a subject matches as a filter.
 
         The server stores a message that is published on `group.*.*.reward`; a purge of it would remove all rewards.
-
-        Args:
-            subjects: subjects to remove.
-            before: stream sequence; messages stored at it or later stay.
+        Messages at the stream sequence `before` or later stay.
         """
         exact: list[str] = []
         wild: list[str] = []
@@ -198,11 +187,9 @@ class Table(TableReader):
         return cell
 
     def purge(self, filters: Iterable[str], before: int | None = None) -> None:
-        """Remove the cells that filters match; their subjects then accept writes again.
+        """Remove the cells that filters match, but those at the stream sequence `before` or later.
 
-        Args:
-            filters: subjects to remove.
-            before: stream sequence; cells stored at it or later stay.
+        Their subjects then accept writes again.
         """
 
         async def purge_one(subject: str) -> None:

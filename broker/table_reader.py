@@ -58,13 +58,8 @@ class TableReader:
     """The cells of one run, to look up.
 
     Methods named `..._async` run in the connection's loop. The others may be called from any other thread, have a
-    deadline of `CALL_DEADLINE` seconds and then raise `BrokerUnreachableError`.
-
-    Args:
-        connection: the process's connection.
-        subjects: subjects of the run.
-        store: store of the cells' large arrays.
-        direct: look cells up with `DIRECT.GET`, which any replica answers.
+    deadline of `CALL_DEADLINE` seconds and then raise `BrokerUnreachableError`. With `direct`, cells are looked up with
+    `DIRECT.GET`, which any replica answers.
     """
 
     def __init__(self, connection: Connection, subjects: Subjects, store: Store, *, direct: bool = True) -> None:

@@ -20,10 +20,10 @@ def printable(text: object) -> str:
 
     The result of a JSON document is JSON with the same value.
     """
-    found = str(text)
-    if found.isprintable() and not _INVISIBLE.search(found):
-        return found
-    return "".join(map(_shown, found))
+    plain = str(text)
+    if plain.isprintable() and not _INVISIBLE.search(plain):
+        return plain
+    return "".join(map(_shown, plain))
 
 
 def printable_lines(text: object, indent: str = "") -> str:

@@ -39,38 +39,38 @@ def check_advantage(
     bound = settings_accepted(function, settings)
     for name, group in example_groups():
         before = _copy(group)
-        found = np.asarray(function(group, **bound))
-        _check_shape(found, group, name)
+        values = np.asarray(function(group, **bound))
+        _check_shape(values, group, name)
         for field, array in _arrays(before).items():
             assert np.array_equal(array, getattr(group, field)), f"{name}: the estimator changed {field} of its input"
-        assert np.array_equal(found, function(group, **bound)), f"{name}: a second call gave other numbers"
+        assert np.array_equal(values, function(group, **bound)), f"{name}: a second call gave other numbers"
         if zero_if_equal and group.rewards.min() == group.rewards.max() and not group.has_token_rewards:
-            assert not found.any(), f"{name}: equal rewards must give advantages of exactly 0, not {found[:8]}"
+            assert not values.any(), f"{name}: equal rewards must give advantages of exactly 0, not {values[:8]}"
         if not in_order:
-            _check_order(function, bound, group, found, name)
+            _check_order(function, bound, group, values, name)
 
 
-def _check_shape(found: Array, group: Group, name: str) -> None:
+def _check_shape(values: Array, group: Group, name: str) -> None:
     sizes = (group.n, int(group.token_counts.sum()))
-    assert found.ndim == 1, f"{name}: the result has shape {list(found.shape)}; return one dimension"
-    assert len(found) in sizes, f"{name}: {len(found)} numbers were returned; return {sizes[0]} or {sizes[1]}"
-    assert np.isfinite(found).all(), f"{name}: the result is not finite: {found[:8]}"
+    assert values.ndim == 1, f"{name}: the result has shape {list(values.shape)}; return one dimension"
+    assert len(values) in sizes, f"{name}: {len(values)} numbers were returned; return {sizes[0]} or {sizes[1]}"
+    assert np.isfinite(values).all(), f"{name}: the result is not finite: {values[:8]}"
 
 
-def _check_order(function: Callable[..., Array], bound: dict[str, Any], group: Group, found: Array, name: str) -> None:
+def _check_order(function: Callable[..., Array], bound: dict[str, Any], group: Group, values: Array, name: str) -> None:
     order = list(range(group.n))[::-1]
     again = np.asarray(function(group.select(order), **bound))
-    parts = _per_sample(found, group)
-    expected = np.concatenate([parts[i] for i in order]) if order else found
+    parts = _per_sample(values, group)
+    expected = np.concatenate([parts[i] for i in order]) if order else values
     assert np.allclose(again, expected, rtol=_TOLERANCE, atol=_TOLERANCE), (
         f"{name}: in another order of the samples they get other advantages"
     )
 
 
-def _per_sample(found: Array, group: Group) -> list[Array]:
-    if len(found) == group.n:
-        return [found[i : i + 1] for i in range(group.n)]
-    return np.split(found, np.cumsum(group.token_counts)[:-1])
+def _per_sample(values: Array, group: Group) -> list[Array]:
+    if len(values) == group.n:
+        return [values[i : i + 1] for i in range(group.n)]
+    return np.split(values, np.cumsum(group.token_counts)[:-1])
 
 
 def _arrays(group: Group) -> dict[str, Array]:

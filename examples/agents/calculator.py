@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,13 +33,18 @@ class Calculator(Environment):
         return Step(f"{int(call[1]) * int(call[2])}:", metrics={"calls": self.calls})
 
 
-def make(*, size: int | None, seed: int) -> list[Task]:
-    """Return tasks; every second answer calls the tool, the others go without it to a guess."""
+def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
+    """Return tasks; every second answer calls the tool, the others go without it to a guess.
+
+    An eighth of all questions is held out: `held_out` draws from these alone, and training never sees them.
+    """
     source = random.Random(seed)  # noqa: S311 not a secret
-    return [_task(source, i) for i in range(size or 10_000)]
+    return [_task(source, i, held_out=held_out) for i in range(size or 10_000)]
 
 
-def _task(source: random.Random, index: int) -> Task:
+def _task(source: random.Random, index: int, *, held_out: bool) -> Task:
     a, b = source.randint(10, 99), source.randint(10, 99)
+    while (zlib.crc32(f"{a}*{b}".encode()) % 8 == 0) != held_out:
+        a, b = source.randint(10, 99), source.randint(10, 99)
     call = f"({a}*{b}).{a * b}:" if index % 2 else ""
     return Task(f"{a}*{b}?", f"{call}={a * b}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,14 +32,19 @@ class Pick(Environment):
         return Step("".join(self.left) + ":", reward, done=not self.left)
 
 
-def make(*, size: int | None, seed: int) -> list[Task]:
-    """Return tasks; the answer is an episode of random picks, which shows the format and not the task."""
+def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
+    """Return tasks; the answer is an episode of random picks, which shows the format and not the task.
+
+    An eighth of all rows of digits is held out: `held_out` draws from these alone, and training never sees them.
+    """
     source = random.Random(seed)  # noqa: S311 not a secret
-    return [_task(source) for _ in range(size or 10_000)]
+    return [_task(source, held_out=held_out) for _ in range(size or 10_000)]
 
 
-def _task(source: random.Random) -> Task:
+def _task(source: random.Random, *, held_out: bool) -> Task:
     left = source.sample("0123456789", k=DIGITS)
+    while (zlib.crc32("".join(left).encode()) % 8 == 0) != held_out:
+        left = source.sample("0123456789", k=DIGITS)
     prompt, answer = "".join(left) + ":", ""
     while left:
         answer += source.choice(left)

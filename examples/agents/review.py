@@ -6,6 +6,7 @@ The solver sees "6140:", "640:" after a pick, and so on; the critic "6140?0=", "
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,14 +44,19 @@ class Review(Environment):
         return Step("".join(self.left) + ":", reward, done=not self.left, player="solver")
 
 
-def make(*, size: int | None, seed: int) -> list[Task]:
-    """Return tasks; the answer is what one of the two sees and says at random, which shows the format alone."""
+def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
+    """Return tasks; the answer is what one of the two sees and says at random, which shows the format alone.
+
+    An eighth of all rows of digits is held out: `held_out` draws from these alone, and training never sees them.
+    """
     source = random.Random(seed)  # noqa: S311 not a secret
-    return [_task(source) for _ in range(size or 10_000)]
+    return [_task(source, held_out=held_out) for _ in range(size or 10_000)]
 
 
-def _task(source: random.Random) -> Task:
+def _task(source: random.Random, *, held_out: bool) -> Task:
     left = source.sample("0123456789", k=DIGITS)
+    while (zlib.crc32("".join(left).encode()) % 8 == 0) != held_out:
+        left = source.sample("0123456789", k=DIGITS)
     prompt, answer, is_critic = "".join(left), "", source.random() < 0.5
     while left:
         shown, pick = "" if len(left) == DIGITS else "".join(left), source.choice(left)

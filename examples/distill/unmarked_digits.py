@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "demo"))
 import sort_digits
 
 
-def make(*, size: int | None, seed: int) -> list[Task]:
+def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
     """Return `size` random numbers of four digits; the answer has the digits in ascending order."""
-    return [Task(prompt.removesuffix(">"), answer) for prompt, answer in sort_digits.make(size=size, seed=seed)]
+    numbers = sort_digits.make(size=size, seed=seed, held_out=held_out)
+    return [Task(prompt.removesuffix(">"), answer) for prompt, answer in numbers]

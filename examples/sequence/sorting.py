@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Iterator
+from itertools import islice
 
 from relax_actors import Task
 
-DIGITS = 4
+DIGITS, PARTS = 4, 8
+"""Digits of a number, and parts of all numbers, of which one is held out: training never sees it."""
 
 
-def examples(*, size: int | None, seed: int) -> list[Task]:
+def examples(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
     """Return `size` random numbers with their digits in ascending order."""
-    numbers = _numbers(seed)
-    return [
-        Task(f"{number}>", "".join(sorted(number))) for number, _ in zip(numbers, range(size or 4000), strict=False)
-    ]
+    numbers = islice(_numbers(seed, held_out=held_out), size or 4000)
+    return [Task(f"{number}>", "".join(sorted(number))) for number in numbers]
 
 
-def pairs(*, size: int | None, seed: int) -> list[Task]:
+def pairs(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
     """Return `size` pairs of a sorted and a nearly sorted answer."""
     source = random.Random(seed + 1)  # noqa: S311 not a secret
     found: list[Task] = []
-    for number in _numbers(seed):
+    for number in _numbers(seed, held_out=held_out):
         right = sorted(number)
         places = [i for i in range(DIGITS - 1) if right[i] != right[i + 1]]
         if places:
@@ -34,7 +35,9 @@ def pairs(*, size: int | None, seed: int) -> list[Task]:
     return found
 
 
-def _numbers(seed: int) -> Iterator[str]:
+def _numbers(seed: int, *, held_out: bool) -> Iterator[str]:
     source = random.Random(seed)  # noqa: S311 not a secret
     while True:
-        yield "".join(source.choices("0123456789", k=DIGITS))
+        number = "".join(source.choices("0123456789", k=DIGITS))
+        if (zlib.crc32(number.encode()) % PARTS == 0) == held_out:
+            yield number

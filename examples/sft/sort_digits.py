@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+import zlib
 
-DIGITS = 4
+DIGITS, PARTS = 4, 8
+"""Digits of a number, and parts of all numbers, of which one is held out: training never sees it."""
 
 
-def make(*, size: int | None, seed: int, digits: int = DIGITS) -> list[tuple[str, str]]:
+def make(*, size: int | None, seed: int, digits: int = DIGITS, held_out: bool = False) -> list[tuple[str, str]]:
     """Return `size` random numbers of `digits` digits; the answer has the digits in ascending order."""
     source = random.Random(seed)  # noqa: S311 not a secret
-    text = "".join(source.choices("0123456789", k=digits * (size or 10_000)))
-    numbers = [text[i : i + digits] for i in range(0, len(text), digits)]
+    numbers: list[str] = []
+    while len(numbers) < (size or 10_000):
+        number = "".join(source.choices("0123456789", k=digits))
+        if (zlib.crc32(number.encode()) % PARTS == 0) == held_out:
+            numbers.append(number)
     return [(f"{number}>", "".join(sorted(number))) for number in numbers]

@@ -77,11 +77,8 @@ def adapted(
 ) -> Coefficients:
     """Return the coefficients of the next step.
 
-    Args:
-        algorithm: section [algorithm] of the run.
-        coefficients: of this step.
-        measured: sums over the updates of the step: `tokens`, `samples`, and `kl` and `entropy` where they adapt.
-        epochs: how often the updates trained each sample.
+    `measured` are sums over the updates of the step: `tokens`, `samples`, and `kl` and `entropy` where they adapt.
+    `epochs` is how often the updates trained each sample.
     """
     kl, entropy, last = coefficients.kl, coefficients.entropy, coefficients.last_entropy
     if algorithm.kl.target is not None and "kl" in measured:

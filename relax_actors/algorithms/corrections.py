@@ -255,8 +255,8 @@ def ratio_quantiles(log_ratios: Sequence[NDArray[Any]]) -> dict[str, float]:
     log_ratio = np.concatenate([np.zeros(0, np.float32), *log_ratios]).astype(np.float64)
     if not len(log_ratio):
         log_ratio = np.zeros(1)
-    found = np.exp(np.clip(np.quantile(log_ratio, list(QUANTILES.values())), -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    return dict(zip(QUANTILES, found.tolist(), strict=True))
+    ratios = np.exp(np.clip(np.quantile(log_ratio, list(QUANTILES.values())), -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return dict(zip(QUANTILES, ratios.tolist(), strict=True))
 
 
 def _ratio(proximal: Tensor, rollout: Tensor) -> Tensor:

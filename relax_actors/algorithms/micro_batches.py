@@ -77,20 +77,20 @@ def _grouped(lengths: Sequence[int], shared: Shared, max_tokens: int) -> list[li
     for group, length in zip(shared.groups, lengths, strict=True):
         longest[group] = max(length, longest.get(group, 0))
     order = sorted(range(len(lengths)), key=lambda i: (-longest[shared.groups[i]], shared.groups[i], shared.ranks[i]))
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     total, present = 0, dict[int, int]()
     for i in order:
         added = {medium: tokens for medium, tokens in shared.media[i].items() if medium not in present}
         size = max(lengths[i] - shared.prefixes[i], shared.least[i]) + sum(added.values())
-        if not found or total + size > max_tokens:
-            found.append([])
+        if not groups or total + size > max_tokens:
+            groups.append([])
             total, present = 0, {}
             added = dict(shared.media[i])
             size = lengths[i] + sum(added.values())
-        found[-1].append(i)
+        groups[-1].append(i)
         total += size
         present |= added
-    return found
+    return groups
 
 
 def group_work(lengths: Sequence[int], shared: Shared) -> dict[int, int]:
@@ -104,18 +104,7 @@ def group_work(lengths: Sequence[int], shared: Shared) -> dict[int, int]:
 
 
 def split_rows(rows: Sequence[Sequence[int]], *, max_tokens: int) -> list[range]:
-    """Split rows into consecutive parts that each fit one micro-batch, without splitting a row.
-
-    A part ends where the next row does not fit. All parts but the last are therefore final, however many rows follow,
-    and can be trained before the following rows arrive. A row above `max_tokens` is a part of its own.
-
-    Args:
-        rows: lengths of the sequences of each row.
-        max_tokens: largest number of tokens of a micro-batch.
-
-    Returns:
-        Range of row indices of each part.
-    """
+    """Split rows into consecutive parts of at most `max_tokens` tokens, without splitting a row."""
     return _fill_in_order([sum(lengths) for lengths in rows], max_tokens)
 
 

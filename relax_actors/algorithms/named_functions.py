@@ -18,11 +18,7 @@ Function = Callable[..., Any]
 
 
 def load_advantage(name: str) -> Function:
-    """Load an advantage estimator.
-
-    Raises:
-        ConfigError: it does not import, is not a function, or its attribute `spec` holds no facts of its kind.
-    """
+    """Load an advantage estimator; raises ConfigError if it is no function, or has a wrong `spec`."""
     return _load(ADVANTAGES, name, "advantage", "a function of a Group", advantage_spec)
 
 
@@ -95,17 +91,7 @@ def has_own_functions(algorithm: AlgorithmSection) -> bool:
 
 
 def call_user_function(function: Callable[..., Any], source: str, *arguments: Any, **settings: Any) -> Any:
-    """Call a user's function; an exception names the setting and the line.
-
-    Args:
-        function: the function.
-        source: setting that names it, and of what it was called, for errors.
-        arguments: its arguments.
-        settings: its keyword-only arguments.
-
-    Raises:
-        ConfigError: the function raised an exception.
-    """
+    """Call a user's function; raises ConfigError, with the setting `source` and the line, if it raised."""
     try:
         return function(*arguments, **settings)
     except Exception as error:

@@ -41,11 +41,7 @@ def arguments_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> d
 
 
 def check_options(algorithm: AlgorithmSection, functions: Sequence[Callable[..., Any]]) -> None:
-    """Check that each option of [algorithm.options] has a function that takes it.
-
-    Raises:
-        ConfigError: one line for each option that none takes.
-    """
+    """Check that each option of [algorithm.options] has a function that takes it; raises ConfigError."""
     known = {name for function in functions for name in _options(function)}
     problems = []
     for name in (name for name in algorithm.options if name not in known):
@@ -61,11 +57,7 @@ def check_options(algorithm: AlgorithmSection, functions: Sequence[Callable[...,
 
 
 def _options(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return type and default of a function's options by name.
-
-    Raises:
-        ConfigError: an annotation is no type.
-    """
+    """Return type and default of a function's options by name; raises ConfigError if an annotation is no type."""
     options = {name: p for name, p in keyword_only(function).items() if name not in SETTINGS}
     written = {name: p.annotation for name, p in options.items() if p.annotation is not p.empty}
     # Annotations of other parameters may name what is imported for type checkers only.

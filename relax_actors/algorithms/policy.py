@@ -110,10 +110,10 @@ class Totals:
             msg = f"row_sum({name!r}) needs whole rows; mark the policy loss with @LossSpec(over_row=True)"
             raise ValueError(msg)
         own = self._record(name, values, mask)
-        found = self.rows.get(name)
-        if found is None:
-            found = (self.row.unsqueeze(-1) == self.row).to(own.dtype) @ own
-        return found.to(values.dtype).unsqueeze(-1)
+        sums = self.rows.get(name)
+        if sums is None:
+            sums = (self.row.unsqueeze(-1) == self.row).to(own.dtype) @ own
+        return sums.to(values.dtype).unsqueeze(-1)
 
     def sample_sum(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
         """Return the sums over the trained tokens of each sequence's sample, `[batch, 1]`, without gradient."""
@@ -236,11 +236,7 @@ class PolicyInputs:
 
     @property
     def scored(self) -> tuple[Tensor, Tensor]:
-        """`scores` and `targets`.
-
-        Raises:
-            ValueError: the model computes no scores, or the batch lacks what they are compared with.
-        """
+        """`scores` and `targets`; raises ValueError if the model computes none, or the batch lacks targets."""
         if self.scores is None or self.targets is None:
             msg = 'this loss reads scores and their targets; set algorithm.head = "scores", and label the data'
             raise ValueError(msg)

@@ -119,11 +119,6 @@ class PolicyFunctions:
 def checked_loss(result: object, mask: Tensor, source: str) -> Tensor:
     """Return the loss of each token from what a user's policy loss returned, if all of it is usable.
 
-    Args:
-        result: what it returned.
-        mask: `[batch, seq] bool`, tokens that count.
-        source: setting that names the function, for errors.
-
     Raises:
         ConfigError: as `checked`, or `clipped` or `ratio` of a `PolicyLoss` do not fit the tokens.
     """
@@ -142,16 +137,7 @@ def checked_loss(result: object, mask: Tensor, source: str) -> Tensor:
 
 
 def checked_choice(chosen: object, tokens: int, source: str) -> Array:
-    """Return the tokens that a user's function chose of a step, `[tokens] bool`.
-
-    Args:
-        chosen: what it returned.
-        tokens: number of tokens of the step.
-        source: setting that names the function, for errors.
-
-    Raises:
-        ConfigError: it is no array of one bool for each token.
-    """
+    """Return the tokens that a user's function chose, `[tokens] bool`; raises ConfigError for anything else."""
     if not isinstance(chosen, np.ndarray) or chosen.shape != (tokens,) or chosen.dtype != bool:
         what = f"{chosen.dtype}{list(chosen.shape)}" if isinstance(chosen, np.ndarray) else type(chosen).__name__
         msg = f"{source} returned {what}; return a NumPy array of one bool for each token, [{tokens}]"
@@ -160,12 +146,7 @@ def checked_choice(chosen: object, tokens: int, source: str) -> Array:
 
 
 def checked(values: object, mask: Tensor, source: str) -> Tensor:
-    """Return what a user's function returned for each token, if it is usable.
-
-    Args:
-        values: what it returned.
-        mask: `[batch, seq] bool`, tokens that count.
-        source: setting that names the function, for errors.
+    """Return what a user's function returned for each token, if it is usable; `mask` is `[batch, seq] bool`.
 
     Raises:
         ConfigError: it is no tensor of the mask's shape, or a number of a trained token is not finite.

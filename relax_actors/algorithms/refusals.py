@@ -20,10 +20,8 @@ from relax_actors.registry.catalog import ADVANTAGES
 def refusals(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
     """Yield a line for each combination of settings that cannot be meant.
 
-    Args:
-        config: configuration of the run.
-        spelled: dotted names that the file or an override sets, as `relax_actors.config.load.set_by` returns them;
-            without them, a setting that is spelled with its default is not seen.
+    Without `spelled`, as `relax_actors.config.load.set_by` returns it, a setting that is spelled with its default is
+    not seen.
     """
     yield from _idle(config, spelled)
     yield from row_refusals(config)

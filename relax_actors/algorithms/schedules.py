@@ -62,12 +62,7 @@ def learning_rate(
 def scheduled_learning_rate(config: Config, step: int, base: float | None = None) -> float:
     """Compute the learning rate of a step from the configuration of the run; see `learning_rate`.
 
-    A warm-up that is longer than the run is cut to the run.
-
-    Args:
-        config: configuration of the run.
-        step: number of the step.
-        base: peak learning rate; that of the policy if None.
+    Without `base`, the peak rate is that of the policy. A warm-up that is longer than the run is cut to the run.
     """
     settings = config.trainer
     return learning_rate(

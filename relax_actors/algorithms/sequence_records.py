@@ -67,10 +67,7 @@ def sum_records(
 ) -> StepFacts:
     """Sum the records of sequences over their samples, their rows and over all of them, in the order given.
 
-    Args:
-        records: one for each sequence.
-        samples: key of each sequence's sample.
-        rows: key of each sequence's row; empty if no sums over rows are needed.
+    `samples` and `rows` are the keys of each sequence's; without rows, no sums over them.
     """
     of_rows = _sums_by(records, rows) if rows else []
     firsts = dict(reversed(list(zip(rows, of_rows, strict=True))))
@@ -113,10 +110,6 @@ def most_uncertain(records: Sequence[SequenceRecord], share: float) -> list[Arra
 
     A token is selected if its entropy is at least the quantile `1 - share` of the entropies of all trained tokens.
 
-    Args:
-        records: one for each sequence, with entropies.
-        share: share to select, above 0.
-
     Returns:
         The mask of each sequence, `[tokens] bool`.
     """
@@ -126,12 +119,7 @@ def most_uncertain(records: Sequence[SequenceRecord], share: float) -> list[Arra
 
 
 def of_selected(records: Sequence[SequenceRecord], masks: Sequence[Array]) -> list[SequenceRecord]:
-    """Return the records with sums over chosen tokens only, and their number as the sum "selected".
-
-    Args:
-        records: one for each sequence, with terms.
-        masks: `[tokens] bool`, chosen tokens of each sequence.
-    """
+    """Return the records with sums over the chosen tokens, `[tokens] bool` each, and their number as "selected"."""
     chosen = []
     for record, mask in zip(records, masks, strict=True):
         sums = {name: math.fsum(values[mask].tolist()) for name, values in record.terms.items()}

@@ -33,8 +33,8 @@ def overlong_penalty(lengths: Array, *, max_tokens: int, buffer: int, factor: fl
         msg = f"the overlong buffer has {buffer} tokens; set it from 1 to the limit of {max_tokens}"
         raise ValueError(msg)
     excess = (max_tokens - buffer - np.asarray(lengths, np.float64)) / buffer
-    found: Array = np.clip(excess, -1.0, 0.0) * factor
-    return found
+    penalty: Array = np.clip(excess, -1.0, 0.0) * factor
+    return penalty
 
 
 def length_penalty(rewards: Array, lengths: Array, *, factor: float) -> Array:
@@ -55,8 +55,8 @@ def length_penalty(rewards: Array, lengths: Array, *, factor: float) -> Array:
     mean = float(np.asarray(rewards, np.float64).mean())
     if mean <= 0 or not longest:
         return np.zeros(len(rewards))
-    found: Array = -factor * mean * np.asarray(lengths, np.float64) / longest
-    return found
+    penalties: Array = -factor * mean * np.asarray(lengths, np.float64) / longest
+    return penalties
 
 
 def kl_rewards(
@@ -88,16 +88,16 @@ def kl_rewards(
     x = np.where(mask, np.asarray(old, np.float64) - np.asarray(reference, np.float64), 0.0)
     match kind:
         case "k1":
-            found = x
+            estimate = x
         case "k2":
-            found = x * x / 2
+            estimate = x * x / 2
         case "k3":
-            found = np.expm1(-x) + x
+            estimate = np.expm1(-x) + x
         case "abs":
-            found = np.abs(x)
+            estimate = np.abs(x)
         case _:
             assert_never(kind)
-    return -coefficient * (found if clamp is None else np.clip(found, -clamp, clamp))
+    return -coefficient * (estimate if clamp is None else np.clip(estimate, -clamp, clamp))
 
 
 def has_signal(rewards: Array, tolerance: float = 1e-8) -> bool:

@@ -56,11 +56,7 @@ class FunctionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSpec(FunctionSpec):
-    """Facts of an advantage estimator.
-
-    Raises:
-        ValueError: `needs` or `equal_rewards` has an unknown value.
-    """
+    """Facts of an advantage estimator; raises ValueError if `needs` or `equal_rewards` has an unknown value."""
 
     needs: tuple[str, ...] = ()
     """Of `INPUTS`; the fields of `Group` that must not be None. "tokens" are `lengths` and `loss_mask`."""
@@ -110,11 +106,7 @@ class AdvantageSpec(FunctionSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpec(FunctionSpec):
-    """Facts of a policy loss.
-
-    Raises:
-        ValueError: `ratio`, `head` or `over_sample` has an unknown value.
-    """
+    """Facts of a policy loss; raises ValueError if `ratio`, `head` or `over_sample` has an unknown value."""
 
     ratio: FormulaRatio = ""
     """Ratio R of its formula: that of `algorithm.ratio`; of each token to the rollout; of the whole sample; or none, so
@@ -186,20 +178,12 @@ def settings_read(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def advantage_spec(function: Callable[..., Any]) -> AdvantageSpec:
-    """Return the facts of an estimator; without a decorator it reads nothing but the rewards.
-
-    Raises:
-        ConfigError: its attribute `spec` is something else.
-    """
+    """Return the facts of an estimator, which reads the rewards alone if undecorated; raises ConfigError."""
     return _spec(function, AdvantageSpec)
 
 
 def loss_spec(function: Callable[..., Any]) -> LossSpec:
-    """Return the facts of a policy loss; those of a function without a decorator are not known.
-
-    Raises:
-        ConfigError: its attribute `spec` is something else.
-    """
+    """Return the facts of a policy loss, unknown without a decorator; raises ConfigError for a wrong `spec`."""
     return _spec(function, LossSpec)
 
 

@@ -55,8 +55,8 @@ class RowAdvantages:
     @property
     def counted(self) -> Array:
         """Samples with a trained token, `[n] bool`."""
-        found: Array = self.trained_lengths > 0
-        return found
+        has_tokens: Array = self.trained_lengths > 0
+        return has_tokens
 
 
 def whiten(rows: Sequence[RowAdvantages], *, over: Whiten, epsilon: float = WHITEN_EPSILON) -> list[RowAdvantages]:
@@ -80,12 +80,12 @@ def whiten(rows: Sequence[RowAdvantages], *, over: Whiten, epsilon: float = WHIT
         raise ValueError(msg)
     numbers, weights = zip(*(_weighted(row, over) for row in rows), strict=True)
     mean, deviation = _moments(np.concatenate(numbers), np.concatenate(weights))
-    found = []
+    whitened = []
     for row in rows:
         kept = row.mask if row.per_token else row.counted
         values = (row.values - mean) / (deviation + epsilon) if deviation else np.zeros(len(row.values))
-        found.append(replace(row, values=np.where(kept, values, 0.0)))
-    return found
+        whitened.append(replace(row, values=np.where(kept, values, 0.0)))
+    return whitened
 
 
 def scale_by_reward_std(rows: Sequence[RowAdvantages], *, epsilon: float = 1e-6) -> list[RowAdvantages]:
@@ -144,22 +144,22 @@ def subtract_running_means(
     Raises:
         ValueError: a row has no rewards.
     """
-    after, found = dict(means), []
+    after, shifted = dict(means), []
     for row in rows:
         baselines = np.zeros(len(row.lengths))
         for i in np.flatnonzero(row.counted):
             baselines[i] = after.get(row.role, 0.0)
             after[row.role] = decay * baselines[i] + (1.0 - decay) * float(_rewards(row)[i])
         spread = np.repeat(baselines, row.lengths) if row.per_token else baselines
-        found.append(replace(row, values=row.values - spread))
-    return found, after
+        shifted.append(replace(row, values=row.values - spread))
+    return shifted, after
 
 
 def _weighted(row: RowAdvantages, over: Whiten) -> tuple[Array, Array]:
     """Return the numbers of a row that count, and the weight of each."""
     if row.per_token:
-        found = row.values[row.mask]
-        return found, np.ones(len(found))
+        masked = row.values[row.mask]
+        return masked, np.ones(len(masked))
     counted = row.counted
     weights = row.trained_lengths if over == "tokens" else np.ones(len(counted))
     return row.values[counted], np.asarray(weights, np.float64)[counted]

@@ -65,10 +65,8 @@ CONDITIONS: tuple[tuple[tuple[str, ...], str, tuple[object, ...]], ...] = (
 def written(algorithm: AlgorithmSection, spelled: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings that the user wrote, by dotted name.
 
-    Args:
-        algorithm: section [algorithm] of the run.
-        spelled: dotted names that the file or an override sets; without them, the settings that differ from those of
-            the preset and its defaults. What only repeats a setting of the preset is left out.
+    Without `spelled`, the dotted names that the file or an override sets, these are the settings that differ from those
+    of the preset and its defaults. What only repeats a setting of the preset is left out.
     """
     values = dict(leaves(algorithm.model_dump(exclude={"name"})))
     preset = dict(leaves(filled({"name": algorithm.name})))

@@ -281,13 +281,13 @@ def score_top(
         `[tokens]` log-probs of the targets; `[tokens, k] int64` ids, and `[tokens, k]` their log-probs.
     """
     distribution = _Distribution.of(hidden, temperature, head, None)
-    found = torch.empty((len(hidden), 1 + k), dtype=distribution.dtype, device=hidden.device)
+    logprobs = torch.empty((len(hidden), 1 + k), dtype=distribution.dtype, device=hidden.device)
     ids = targets.new_empty((len(hidden), k))
     for part, scaled in distribution.parts(hidden):
         ids[part] = scaled.topk(k, -1).indices
         chosen = scaled.gather(-1, torch.cat([targets[part, None], ids[part]], -1))
-        found[part] = chosen - _normalised(scaled, distribution.shards)[1][:, None]
-    return found[:, 0], ids, found[:, 1:]
+        logprobs[part] = chosen - _normalised(scaled, distribution.shards)[1][:, None]
+    return logprobs[:, 0], ids, logprobs[:, 1:]
 
 
 @torch.no_grad()

@@ -78,28 +78,13 @@ def calls_of(config: Config) -> list[Call]:
 
 
 def check_calls(run: CheckedRun, import_path: Path) -> list[Callable[[], Iterator[str]]]:
-    """Return the checks that call rewards and the environment, if their roles start on this machine.
-
-    Args:
-        run: the run, with the first row of each section with data.
-        import_path: folder from which dotted paths are imported.
-    """
+    """Return the checks that call rewards and the environment, if their roles start on this machine."""
     calls = [call for call in calls_of(run.config) if role_of(call.setting) in run.here]
     return [partial(check_call, run.config, call, import_path, run.first_rows) for call in calls]
 
 
 def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str, Prompt]) -> Iterator[str]:
-    """Try a call, and note the reward.
-
-    Args:
-        config: configuration of the run.
-        call: what to call.
-        import_path: folder from which dotted paths are imported.
-        rows: first row of each section with data.
-
-    Raises:
-        ConfigError: it raised an exception, returned no finite number, crashed, or gave no result in time.
-    """
+    """Try a call, and note the reward; raises ConfigError if it failed, crashed, or gave no result in time."""
     prompt = rows.get(call.data)
     if prompt is None:
         return  # the check of the data has said why
@@ -111,7 +96,7 @@ def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str,
         except Exception as error:  # noqa: BLE001 reported
             result = {"error": described(error)}
     else:
-        if call.setting != ENVIRONMENT and any(medium.stored for medium in prompt.media):
+        if any(medium.stored for medium in prompt.media):
             yield f"{where} is not called: a run copies the media of the first row of {call.data} to its store first"
             return
         if is_sandboxed(config, role_of(call.setting)) and bubblewrap.problem():
@@ -137,11 +122,7 @@ def _is_harmless(name: str) -> bool:
 
 
 def _called_elsewhere(config: Config, call: Call, import_path: Path, prompt: Prompt, where: str) -> dict[str, Any]:
-    """Call in another process.
-
-    Raises:
-        ConfigError: it crashed, or gave no result in time.
-    """
+    """Call in another process; raises ConfigError if it crashed, or gave no result in time."""
     role, seconds = role_of(call.setting), deadline(config, call.setting)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         # Files, since processes that the code starts may hold the end of a pipe for good.

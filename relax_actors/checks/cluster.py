@@ -79,21 +79,17 @@ class ClusterPlacement:
 def place_on_nodes(
     config: Config, nodes: Sequence[Inventory], facts: ModelFacts, more: Mapping[str, int] | None = None
 ) -> ClusterPlacement:
-    """Place the actors of a run; those that need no GPU are on node 0, as `relax up` starts them.
+    """Place the actors of a run on nodes with GPUs; those that need none are on node 0, as `relax up` starts them.
 
-    Args:
-        config: the configuration.
-        nodes: GPUs of each node.
-        facts: size and shape of the model.
-        more: additional actors on every node but the first, a number for each role; they compute on CPUs.
+    `more` are additional actors of roles on every node but the first; they compute on CPUs.
     """
     roles = role_names(config)
     elsewhere = {role for role in roles if role in ROLES.built_in and built_in_spec(role).is_elsewhere}
     names = {role: [f"{role}.{n}" for n in range(replicas(config, role))] for role in roles}
     needs = needs_of_actors(needs_of_roles(config, roles), names)
-    found = spread(needs, nodes, elsewhere, SPAN)
+    layout = spread(needs, nodes, elsewhere, SPAN)
     placed = []
-    for node, (actors, placement) in enumerate(zip(found.nodes, found.placements, strict=True)):
+    for node, (actors, placement) in enumerate(zip(layout.nodes, layout.placements, strict=True)):
         added = [f"{role}.{node * SPAN + n}" for role, count in (more or {}).items() if node for n in range(count)]
         for actor in (*actors, *added):
             gpus = placement.gpus.get(actor, ())
@@ -102,7 +98,7 @@ def place_on_nodes(
     placed += [_placed(config, facts, actor, 0, ()) for role in roles if role not in needy for actor in names[role]]
     order = {role: i for i, role in enumerate(roles)}
     placed.sort(key=lambda one: (one.node, order[one.role], int(one.actor.rpartition(".")[2])))
-    return ClusterPlacement(tuple(placed), (*found.problems, *_too_large(config, placed, nodes)))
+    return ClusterPlacement(tuple(placed), (*layout.problems, *_too_large(config, placed, nodes)))
 
 
 def _placed(config: Config, facts: ModelFacts, actor: str, node: int, gpus: Gpus) -> PlacedActor:
@@ -140,11 +136,7 @@ def _too_large(config: Config, actors: Sequence[PlacedActor], nodes: Sequence[In
 
 
 def check_nodes(run: CheckedRun, nodes: Sequence[Inventory], facts: ModelFacts) -> None:
-    """Refuse a run that does not fit on some nodes.
-
-    Raises:
-        ConfigError: a line for each role without room.
-    """
+    """Refuse a run that does not fit on some nodes; raises ConfigError with a line for each role without room."""
     if problems := place_on_nodes(run.config, nodes, facts).problems:
         raise ConfigError("\n".join(problems))
 

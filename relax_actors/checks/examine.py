@@ -19,11 +19,10 @@ from relax_actors.checks.cluster import check_nodes
 from relax_actors.config import Config
 from relax_actors.config.notes import check_steps, check_weight_files
 from relax_actors.data.adapter_check import check_adapter
-from relax_actors.data.check import check_characters, check_data
+from relax_actors.data.check import check_characters, check_data, check_set
 from relax_actors.data.checked_run import CheckedModel, CheckedRun
 from relax_actors.data.duplicates import note_duplicates
 from relax_actors.data.example_check import check_examples
-from relax_actors.data.held_out_check import check_set
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.trace_check import check_traces
@@ -171,11 +170,7 @@ def _node_checks(run: CheckedRun, nodes: Sequence[Inventory]) -> Iterator[Check]
 
 
 def check_role(config: Config, role: str) -> None:
-    """Run the role's own checks of its settings.
-
-    Raises:
-        ConfigError: it cannot work with these settings.
-    """
+    """Run the role's own checks of its settings; raises ConfigError if it cannot work with these settings."""
     run = CheckedRun(config=config, here={role}, inventory=machine_inventory(), model=None)
     list(_check_role(run, role))
 
@@ -198,11 +193,7 @@ def require(
     *,
     inventory: Inventory | None = None,
 ) -> Findings:
-    """Run all checks, and refuse a configuration that cannot work; arguments as `examine`.
-
-    Raises:
-        ConfigError: one line an error.
-    """
+    """Run all checks, as `examine`; raises ConfigError, with one line an error, if the run cannot work."""
     findings = examine(config, roles, spelled, inventory=inventory)
     if findings.errors:
         raise ConfigError("\n".join(findings.errors))
@@ -212,9 +203,7 @@ def require(
 def check_model(config: Config, folder: Path) -> CheckedModel:
     """Check the model against its tokenizer and the stop strings; return what it is.
 
-    Args:
-        config: configuration of the run.
-        folder: folder of the model; where the model is given by its architecture, files are written to it.
+    Files of a model that is given by its architecture are written to the folder.
 
     Raises:
         ConfigError: the model cannot be read, or contradicts its tokenizer or `rollout.stop`.

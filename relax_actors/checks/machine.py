@@ -109,11 +109,7 @@ def check_ranks(run: CheckedRun) -> Iterator[str]:
 
 
 def check_shared_devices(config: Config) -> Iterator[str]:
-    """Note the roles that share a device.
-
-    Raises:
-        ConfigError: roles that share a device are set to different ones.
-    """
+    """Note the roles that share a device; raises ConfigError if roles that share a device are set to different ones."""
     for group in config.placement.colocate:
         names = ", ".join(f"{name} ({replicas(config, name)})" for name in group)
         memory = (
@@ -127,11 +123,7 @@ def check_shared_devices(config: Config) -> Iterator[str]:
 
 
 def check_folders(config: Config) -> None:
-    """Check that the folder of the run and the store can be written.
-
-    Raises:
-        ConfigError: one of them cannot.
-    """
+    """Check that the folder of the run and the store can be written; raises ConfigError if one of them cannot."""
     for setting, folder in (("run.folder", config.folder), ("store.path", config.store_path)):
         if problem := _folder_problem(folder.absolute()):
             msg = f"{setting} {folder} cannot be written by user {os.getuid()}: {problem}; choose another {setting}"
@@ -153,11 +145,7 @@ def _folder_problem(folder: Path) -> str:
 
 
 def check_broker(config: Config) -> None:
-    """Check the ports of the embedded broker, and the files that a run signs in with.
-
-    Raises:
-        ConfigError: the port is taken, or a file is missing.
-    """
+    """Check ports of the embedded broker, and files to sign in with; raises ConfigError for taken or missing ones."""
     broker = config.broker
     embedded = broker.url is None and broker.port
     if embedded and (problem := port_problem(broker.port)) and not _is_own_broker(config):

@@ -36,10 +36,10 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
         try:
-            found = _called(Path(sys.argv[1]), sys.argv[2], sys.stdin.buffer.read())
+            result = _called(Path(sys.argv[1]), sys.argv[2], sys.stdin.buffer.read())
         except (Exception, SystemExit) as error:  # noqa: BLE001 of the user's code
-            found = {"error": described(error)}
-        output.write(json.dumps(found))
+            result = {"error": described(error)}
+        output.write(json.dumps(result))
     os._exit(0)  # a thread of the user's code must not keep the process
 
 
@@ -60,15 +60,10 @@ def role_of(setting: str) -> str:
 
 
 def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
-    """Score the answer of a row as if the model had written it.
+    """Score the answer of a row as if the model had written it, by the reward that `setting` names.
 
     Each character counts as a token, at least one; each measurement of an episode is 1, its reward 0, and so are scores
     of roles.
-
-    Args:
-        config: configuration of the run.
-        setting: "reward.function", or the `reward` of a set of [eval].
-        prompt: the row.
 
     Raises:
         RowError: a function did not return a finite number or score.
@@ -93,12 +88,12 @@ async def _played(config: Config, prompt: Prompt) -> dict[str, Any]:
     """Open an episode and take one turn, with the answer of the row as the action."""
     from relax_actors.envs.loading import load_environment  # noqa: PLC0415 only an environment needs it
     from relax_actors.envs.session import Session, Template, guarded  # noqa: PLC0415
+    from relax_actors.sessions.episode_start import task_of  # noqa: PLC0415
 
     section = config.environment
     assert section is not None  # noqa: S101 the parent has checked it
     session = Session(Template(*load_environment(section), section.max_observation_bytes, section.players))
-    task = {"prompt": prompt.text, "answer": prompt.answer, "metadata": prompt.metadata}
-    answer = await guarded(session.open, Open("check", task, seed=0), OPENED)
+    answer = await guarded(session.open, Open("check", task_of(prompt), seed=0), OPENED)
     if not answer.error and not answer.done:
         answer = await guarded(session.act, Act("check", 0, prompt.answer), 0)
     if answer.error:

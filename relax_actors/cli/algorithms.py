@@ -41,11 +41,8 @@ def algorithms(
 def algorithm_lines(config: Config, set_by: Mapping[str, str]) -> Iterator[str]:
     """Yield the settings of [algorithm] that the user or the preset sets, each with its source, for `relax check`.
 
-    Settings without an effect are left out; those with their defaults are counted.
-
-    Args:
-        config: configuration of the run.
-        set_by: "file" or "override" for each setting that one of them sets; see `relax_actors.config.load.set_by`.
+    Settings without an effect are left out; those with their defaults are counted. `set_by` is as
+    `relax_actors.config.load.set_by` returns it.
     """
     from relax_actors.algorithms.unused_settings import idle
     from relax_actors.config.presets import filled, leaves
@@ -94,19 +91,19 @@ def _described(name: str) -> dict[str, Any]:
 def _page(name: str) -> Iterator[str]:
     from relax_actors.config.presets import leaves
 
-    found = _described(name)
-    yield f"{name}: {found['title']}, {found['source']}"
+    described = _described(name)
+    yield f"{name}: {described['title']}, {described['source']}"
     yield ""
-    for part, plain in found["formulas"].items():
+    for part, plain in described["formulas"].items():
         yield f"  {part:<12} {plain}"
     yield ""
-    yield f"  needs        {', '.join(found['needs']) or 'rewards only'}"
+    yield f"  needs        {', '.join(described['needs']) or 'rewards only'}"
     for part in ("note", "figures"):
-        if found[part]:
-            yield f"  {part:<12} {found[part]}"
+        if described[part]:
+            yield f"  {part:<12} {described[part]}"
     yield ""
     yield f'[algorithm] with name = "{name}" sets'
-    for key, value in leaves(found["settings"]):
+    for key, value in leaves(described["settings"]):
         yield f"  {key} = {_shown(value)}"
 
 
@@ -115,10 +112,10 @@ def _list(names: list[str]) -> Iterator[str]:
     from relax_actors.algorithms.formulas import constants
 
     for name in names:
-        found = _described(name)
-        needed = f"; needs {', '.join(found['needs'])}" if found["needs"] else ""
-        yield f"{name}: {found['title']}, {found['source']}{needed}"
-        for part, plain in found["formulas"].items():
+        described = _described(name)
+        needed = f"; needs {', '.join(described['needs'])}" if described["needs"] else ""
+        yield f"{name}: {described['title']}, {described['source']}{needed}"
+        for part, plain in described["formulas"].items():
             yield f"  {part:<12} {plain}"
         if numbers := constants(_section(name)):
             yield f"  {'with':<12} {', '.join(f'{key} = {_shown(value)}' for key, value in numbers.items())}"

@@ -22,8 +22,8 @@ def _program() -> list[str]:
     started = Path(sys.argv[0])
     if started.suffix == ".py" or not os.access(started, os.X_OK):
         return [_short(Path(sys.executable)), "-m", "relax_actors.cli.main"]
-    found = shutil.which(started.name)
-    if found is not None and Path(found).exists() and Path(found).samefile(started):
+    on_path = shutil.which(started.name)
+    if on_path is not None and Path(on_path).exists() and Path(on_path).samefile(started):
         return [started.name]
     return [_short(started)]
 

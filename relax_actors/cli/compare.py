@@ -35,12 +35,12 @@ def compare(
     from relax_actors.evaluation.comparison import compare as compared
 
     first, second = _evaluated(a), _evaluated(b)
-    found = compared(first, second)
+    comparisons = compared(first, second)
     if json:
-        body = {"a": a, "b": b, "sets": {name: each.json() for name, each in found.items()}}
+        body = {"a": a, "b": b, "sets": {name: each.json() for name, each in comparisons.items()}}
         sys.stdout.write(json_module.dumps(body) + "\n")
         return
-    _show(first, second, found)
+    _show(first, second, comparisons)
 
 
 def _evaluated(given: str) -> Evaluated:
@@ -59,20 +59,20 @@ def _evaluated(given: str) -> Evaluated:
     return kept_evaluation(find(run), int(version))
 
 
-def _show(first: Evaluated, second: Evaluated, found: dict[str, Comparison]) -> None:
+def _show(first: Evaluated, second: Evaluated, comparisons: dict[str, Comparison]) -> None:
     from rich.table import Table
 
     from relax_actors.monitoring.screen import Screen
 
     title = f"A: {first.run}, version {first.version}; B: {second.run}, version {second.version}"
     table = Table("set", "prompts", "figure", "A", "B", "B - A", "95 % interval", title=printable(title))
-    for name, each in found.items():
+    for name, each in comparisons.items():
         _add(table, name, each)
         for category, part in each.categories.items():
             _add(table, f"  {category}", part)
     console = Screen()
     console.print(table)
-    for name, each in found.items():
+    for name, each in comparisons.items():
         if each.changed is not None:
             better, worse = each.changed
             console.show(

@@ -64,11 +64,7 @@ def console(
 
 @contextmanager
 def _recorded(run: str | None) -> Iterator[str]:
-    """Unpack the recorded run into a folder of its own, which is removed at the end.
-
-    Raises:
-        ConfigError: a run is named, too.
-    """
+    """Unpack the recorded run into a folder that is removed at the end; raises ConfigError if a run is named."""
     from tempfile import TemporaryDirectory
 
     from relax_actors.console.recording import unpack
@@ -85,11 +81,11 @@ def _newest() -> str:
     from relax_actors.console.run import runs_beside
     from relax_actors.errors import ConfigError
 
-    found = runs_beside("runs")
-    if not found:
+    runs = runs_beside("runs")
+    if not runs:
         msg = "runs/ holds no run; start one with `relax up CONFIG`, or name the folder of a run"
         raise ConfigError(msg)
-    return found[0]
+    return runs[0]
 
 
 def _inherited(descriptor: int) -> tuple[Any, Any]:

@@ -47,20 +47,20 @@ def doctor(
         return
     _check_file_name(save)
     if run is not None and run.endswith(RECORDED):
-        name, found = _recorded(Path(run))
+        name, findings = _recorded(Path(run))
     else:
         if broker is None or _is_here(run):
             find(_given(run))  # a wrong name is no finding
         try:
-            name, found = _examine(run, broker, credentials, ca, save)
+            name, findings = _examine(run, broker, credentials, ca, save)
         except RelaxError as error:
-            name, found = run or str(broker), [Finding(str(error))]
-    is_healthy = not any(finding.is_problem for finding in found)
+            name, findings = run or str(broker), [Finding(str(error))]
+    is_healthy = not any(finding.is_problem for finding in findings)
     if json:
-        body = {"run": name, "healthy": is_healthy, "findings": [finding.json() for finding in found]}
+        body = {"run": name, "healthy": is_healthy, "findings": [finding.json() for finding in findings]}
         sys.stdout.write(json_module.dumps(body) + "\n")
     else:
-        _print(name, found)
+        _print(name, findings)
     raise typer.Exit(0 if is_healthy else 1)
 
 
@@ -123,18 +123,18 @@ def _is_here(run: str | None) -> bool:
     return False
 
 
-def _print(name: str, found: list[Finding]) -> None:
+def _print(name: str, findings: list[Finding]) -> None:
     from relax_actors.monitoring.screen import Screen
     from relax_actors.printable import printable
 
     screen = Screen()
-    for finding in found:
+    for finding in findings:
         remedy = f". {finding.remedy[:1].upper()}{finding.remedy[1:]}" if finding.remedy else ""
         rule = f" [{finding.rule}]" if finding.rule else ""
         screen.show(printable(f"{finding.severity}: {finding.text}{remedy}{rule}"))
         for evidence in finding.evidence:
             screen.show(printable(f"    {evidence.line()}"), "dim")
-    if not any(finding.is_problem for finding in found):
+    if not any(finding.is_problem for finding in findings):
         screen.show(printable(f"run {name} is healthy"))
 
 

@@ -107,12 +107,7 @@ def _chain(results: Sequence[Result]) -> Table:
 
 
 def print_json(results: Sequence[Result], *, is_chain: bool) -> None:
-    """Print the result as one line of JSON.
-
-    Args:
-        results: evaluations of the models.
-        is_chain: print the mean reward of each model alone; by set, if there are several.
-    """
+    """Print the result as one line of JSON; of a chain, the mean reward of each model, by set if there are several."""
     body: Any = results[0].json()
     if is_chain:
         scores = {r.name: {name: _score(own) for name, own in r.figures.items()} for r in results}

@@ -111,11 +111,7 @@ def run(request: EvalRequest) -> int:
 
 
 def configs_of(request: EvalRequest) -> dict[str, Config]:
-    """Return the configuration of the evaluation of each model, by the model's name.
-
-    Raises:
-        ConfigError: as `run`.
-    """
+    """Return the configuration of the evaluation of each model, by the model's name; raises as `run`."""
     stages = stages_of(request.path, list(request.settings))
     if request.model != STAGES:
         return {request.model: _of_model(request, stages)}
@@ -187,11 +183,7 @@ def _data_files(config: Config) -> list[Path]:
 
 
 def _is_finished(folder: RunFolder, config: Config) -> bool:
-    """Whether a folder holds the result of this evaluation.
-
-    Raises:
-        ConfigError: the folder holds the result of a different evaluation.
-    """
+    """Whether a folder holds the result of this evaluation; raises ConfigError for that of another one."""
     return finished_before(folder, config) is not None and folder.evaluation(0).exists()
 
 

@@ -61,14 +61,7 @@ class Damage(StrEnum):
 
 
 def inject(run: str, fault: Fault, schedule: Schedule) -> int:
-    """Inject a fault repeatedly.
-
-    Returns:
-        The number of faults injected; fewer than scheduled if a victim was missing for `WAIT_SECONDS`.
-
-    Raises:
-        ConfigError: an unknown target, or the run is not up.
-    """
+    """Inject a fault, and return how often: less if a victim was missing for `WAIT_SECONDS`; raises ConfigError."""
     source = random.Random(schedule.seed)  # noqa: S311 no secret
     with connected(run) as at:
         if not at.live:
@@ -194,8 +187,8 @@ def _damage(path: Path, way: Damage, source: random.Random) -> None:
 def _commands(at: Connected) -> dict[str, str]:
     """Part of the command line of each target without a lease."""
     server = inference_backend(at.config).server(at.config)
-    found = {} if server is None else {SERVER: f"{' '.join(server.command[1:])} "}
-    return {**found, NODE: "supervision.node ", BROKER: "nats-server "}
+    commands = {} if server is None else {SERVER: f"{' '.join(server.command[1:])} "}
+    return {**commands, NODE: "supervision.node ", BROKER: "nats-server "}
 
 
 def _check_target(at: Connected, target: str) -> None:

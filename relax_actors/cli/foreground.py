@@ -149,17 +149,10 @@ def _train_run(
 def complete(
     request: Request, console: Screen, config: Config, spelled: Mapping[str, str], *, replace_finished: bool = False
 ) -> tuple[int, Summary | None]:
-    """Start or resume one run, and wait for its end.
+    """Start or resume one run, and wait for its end; return the exit code, and the result if it is finished.
 
-    Args:
-        request: what was asked for.
-        console: terminal.
-        config: configuration of the run.
-        spelled: dotted names that the file or an override sets; see `relax_actors.config.load.set_by`.
-        replace_finished: start a finished run from nothing.
-
-    Returns:
-        The exit code, and the result if the run is finished.
+    `spelled` are the dotted names that the file or an override sets; see `relax_actors.config.load.set_by`. With
+    `replace_finished`, a finished run starts from nothing.
 
     Raises:
         ConfigError: as `train`.
@@ -222,13 +215,8 @@ def linked(folder: RunFolder, console: Screen) -> Iterator[None]:
 def run_root(root: Root, watcher: Watcher, console: Screen, resume: str) -> tuple[Failure | None, bool]:
     """Run a root in this thread until it is finished, gives up, or is stopped by a signal.
 
-    The first SIGINT, SIGTERM or SIGHUP stops the run in order, the second ends this process and all actors at once.
-
-    Args:
-        root: root of the run.
-        watcher: its watcher, not started yet.
-        console: terminal that the watcher writes to.
-        resume: how to resume the run, for the message of the second signal.
+    The first SIGINT, SIGTERM or SIGHUP stops the run in order, the second ends this process and all actors at once; its
+    message says how to `resume`.
 
     Returns:
         The failure if supervision gave up, else None; and whether a signal stopped the run.
@@ -281,11 +269,7 @@ def explain(console: Screen, failure: Failure, folder: RunFolder, remedy: str) -
 
 
 def finished_before(folder: RunFolder, config: Config) -> tuple[Summary, str] | None:
-    """Return the result of a run that is finished and a note about it; None if steps remain to be trained.
-
-    Raises:
-        ConfigError: it is finished with other settings.
-    """
+    """Return a finished run's result and a note, or None; raises ConfigError if it had other settings."""
     saved = folder.saved_config()
     if saved is None or not folder.summary.exists():
         return None

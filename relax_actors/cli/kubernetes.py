@@ -53,14 +53,7 @@ def kubernetes(
 
 
 class Pods:
-    """Manifests of a run's nodes.
-
-    Args:
-        path: file of the configuration in the image.
-        overrides: settings in place of the file's.
-        planned: what each node does.
-        image: image of the containers.
-        device: resource name of a GPU.
+    """Manifests of a run's nodes, which read `path` in the image; `device` is the resource name of a GPU.
 
     Raises:
         ConfigError: the run's name is too long for a pod, or its folder or store is on no volume.

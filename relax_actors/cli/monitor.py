@@ -53,11 +53,7 @@ def monitor(
 
 @contextmanager
 def tracing(url: str | None, run: str, address: Address, sinks: list[Sink]) -> Iterator[None]:
-    """Add a sink that exports traces, with a connection of its own; nothing without a URL.
-
-    Raises:
-        ConfigError: the URL is none, or a package is missing.
-    """
+    """Add a sink that exports traces to a URL, if any, over its own connection; raises ConfigError for a wrong one."""
     if url is None:
         yield
         return

@@ -69,22 +69,18 @@ def node(
     if name is not None:
         _checked(name)
     address = address_of(broker, credentials, ca)
-    found = run_of_credentials(address.for_user(NODE), run)
-    path = Path(str(store).replace("{run}", found))
-    root = path.resolve().parent if folder is None else Path(str(folder).replace("{run}", found))
+    run_name = run_of_credentials(address.for_user(NODE), run)
+    path = Path(str(store).replace("{run}", run_name))
+    root = path.resolve().parent if folder is None else Path(str(folder).replace("{run}", run_name))
     name = _host_name() if name is None else _checked(name)
-    work = work or _work_folder(found, name)
+    work = work or _work_folder(run_name, name)
     chosen = GpuRequest(gpus, simulate_gpus)
-    wanted = NodeRequest(found, name, role, path, root, work, code, tuple(settings or []), stay, chosen, spot, grace)
+    wanted = NodeRequest(run_name, name, role, path, root, work, code, tuple(settings or []), stay, chosen, spot, grace)
     raise typer.Exit(_run_node(address, wanted, must_finish=must_finish))
 
 
 def _checked(name: str) -> str:
-    """Return the name of a node if it is one: the rules are those of run names.
-
-    Raises:
-        ConfigError: it is no valid name.
-    """
+    """Return the name of a node, by the rules of run names; raises ConfigError if it is no valid name."""
     from broker.subjects import check_name
     from relax_actors.errors import ConfigError, SubjectError
 

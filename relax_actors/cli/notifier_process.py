@@ -27,9 +27,6 @@ class NotifierProcess:
     """Starts `relax notify` for a run that has a section [notify], and starts it again when it dies.
 
     Nothing that happens to it reaches the run.
-
-    Args:
-        config: configuration of the run.
     """
 
     def __init__(self, config: Config) -> None:

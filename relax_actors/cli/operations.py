@@ -31,10 +31,10 @@ def list_operations(
     from relax_actors.printable import printable
 
     with connected(run, Access(broker, credentials)) as at:
-        found = OperationLog(at.table).read().operations.values()
-    for operation in found:
+        shown = OperationLog(at.table).read().operations.values()
+    for operation in shown:
         typer.echo(json.dumps(operation.shown()) if as_json else printable(line_of(operation)))
-    if not found and not as_json:
+    if not shown and not as_json:
         typer.echo("the run has had no operation")
 
 

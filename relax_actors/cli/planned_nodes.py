@@ -32,13 +32,9 @@ class PlannedNodes:
 
 
 def plan(path: Path, overrides: Sequence[str], nodes: str, roles: Sequence[str]) -> PlannedNodes:
-    """Check a configuration and place it on nodes; write notes and the placement to stderr.
+    """Check a configuration and place it on nodes, such as "2x8"; write notes and the placement to stderr.
 
-    Args:
-        path: file of the configuration.
-        overrides: settings in place of the file's.
-        nodes: number of nodes and GPUs of each, such as "2x8".
-        roles: additional actors on every node but the first, as role=number.
+    `roles` are additional actors on every node but the first, as role=number.
 
     Raises:
         ConfigError: the configuration cannot work or does not fit, a node has no actor, or the run has no such role.

@@ -97,8 +97,8 @@ class _Sampler(threading.Thread):
     def idle(self, begin: float, end: float) -> float:
         """Stop; return the mean share of idle devices between two times (seconds since 1970)."""
         self._halt.set()
-        found = [share for at, share in self.samples if begin <= at <= end]
-        return 1.0 - float(np.mean(found)) if found else 0.0
+        shares = [share for at, share in self.samples if begin <= at <= end]
+        return 1.0 - float(np.mean(shares)) if shares else 0.0
 
 
 def mode_config(config: Config, mode: Mode, folder: Path) -> Config:
@@ -122,11 +122,7 @@ def mode_config(config: Config, mode: Mode, folder: Path) -> Config:
 
 
 def predict(config: Config, mode: Mode, import_path: str, console: Screen) -> Prediction:
-    """Run a mode and measure it.
-
-    Raises:
-        RelaxError: supervision gave up, or the run was interrupted.
-    """
+    """Run a mode and measure it; raises RelaxError if supervision gave up, or the run was interrupted."""
     scratch = Path(tempfile.mkdtemp(prefix="relax-simulate-"))
     derived = mode_config(config, mode, scratch)
     require(derived)
@@ -148,13 +144,7 @@ def predict(config: Config, mode: Mode, import_path: str, console: Screen) -> Pr
 
 
 def measure(folder: RunFolder, mode: Mode, idle: Callable[[float, float], float]) -> Prediction:
-    """Measure the steps of a mode's run from its log.
-
-    Args:
-        folder: folder of the run.
-        mode: the mode.
-        idle: mean share of idle rollout devices between two times.
-    """
+    """Measure the steps of a mode's run from its log; `idle` is the mean share of idle rollout devices."""
     with connected(str(folder.root)) as at:
         bodies = {int(body["step"]): body for body in read_metrics(at.table, "trainer", "step")}
         leads = [(body["time"], body["lead"]) for body in read_metrics(at.table, "prompts") if "lead" in body]
@@ -190,16 +180,7 @@ def measure(folder: RunFolder, mode: Mode, idle: Callable[[float, float], float]
 
 
 def best_split(predicted: Callable[[int], Prediction], devices: int, move: int) -> int:
-    """Find the number of rollout devices with the shortest step.
-
-    With few rollout devices the trainer starves; with many it has too few devices itself. Bisection finds the smallest
-    number with which the trainer does not starve; the better of it and the number below is returned.
-
-    Args:
-        predicted: prediction for a number of rollout devices.
-        devices: number of all devices.
-        move: step between the numbers tried.
-    """
+    """Find the number of rollout devices with the shortest step, among those that are `move` apart."""
     numbers = list(range(move, devices, move))
     low, high = 0, len(numbers) - 1
     while low < high:
@@ -212,16 +193,9 @@ def best_split(predicted: Callable[[int], Prediction], devices: int, move: int) 
 
 
 def predict_all(path: Path, settings: list[str], *, split: bool, as_json: bool) -> int:
-    """Predict all modes of a configuration, and print a table.
+    """Predict all modes of a configuration, print a table or a line of JSON, and return the exit code.
 
-    Args:
-        path: TOML file.
-        settings: `section.key=value` each.
-        split: also search the best split of devices, for the last value of `simulate.staleness`.
-        as_json: print the result as one line of JSON; all other output goes to stderr.
-
-    Returns:
-        The exit code.
+    With `split`, also search the best split of devices, for the last value of `simulate.staleness`.
 
     Raises:
         ConfigError: the configuration cannot work.
@@ -235,15 +209,15 @@ def predict_all(path: Path, settings: list[str], *, split: bool, as_json: bool) 
     section, import_path = config.simulate, str(path.resolve().parent)
     colocated = Mode("colocated", 0, section.rollout_devices)
     separate = [Mode("separate", staleness, section.rollout_devices) for staleness in section.staleness]
-    found: dict[Mode, Prediction] = {}
+    predictions: dict[Mode, Prediction] = {}
 
     def predicted(mode: Mode) -> Prediction:
-        if mode not in found:
+        if mode not in predictions:
             console.print(
                 f"{mode.name}: {mode.rollout_devices} of {section.devices} devices are for rollout", style="dim"
             )
-            found[mode] = predict(config, mode, import_path, console)
-        return found[mode]
+            predictions[mode] = predict(config, mode, import_path, console)
+        return predictions[mode]
 
     base = predicted(colocated).step_seconds
     for mode in separate:
@@ -255,7 +229,7 @@ def predict_all(path: Path, settings: list[str], *, split: bool, as_json: bool) 
     results = [
         Prediction(**{**asdict(p), "ratio": round(base / p.step_seconds, 3)})
         for _, p in sorted(
-            found.items(), key=lambda item: (item[0].placement, item[0].staleness, item[1].rollout_devices)
+            predictions.items(), key=lambda item: (item[0].placement, item[0].staleness, item[1].rollout_devices)
         )
     ]
     _show(console, config, results, best)

@@ -30,10 +30,10 @@ def list_rows(
     from relax_actors.printable import printable
 
     with connected(run, Access(broker, credentials)) as at:
-        found = quarantined_rows(at.table)
+        rows = quarantined_rows(at.table)
         requeued, readmitted = requeued_rows(at.table), readmitted_rows(at.table)
     if json:
-        for row, cell in found:
+        for row, cell in rows:
             body = {
                 "row": str(row),
                 "role": cell.role,
@@ -45,11 +45,11 @@ def list_rows(
             sys.stdout.write(json_module.dumps(body) + "\n")
         return
     shown = Table("row", "role", "deliveries", "error", "requeued as")
-    for row, cell in found:
+    for row, cell in rows:
         successor = readmitted.get(row, "(pending)" if row in requeued else "")
         error = (cell.error.splitlines() or [""])[0][:500]
         shown.add_row(*map(printable, (row, cell.role, cell.deliveries, error, successor)))
-    Screen().print(shown if found else "nothing is quarantined")
+    Screen().print(shown if rows else "nothing is quarantined")
 
 
 @quarantine.command("show")
@@ -68,12 +68,12 @@ def show_row(
     from relax_actors.runtime import COLUMNS
     from relax_actors.runtime.row import parse_row
 
-    found = parse_row(row)
+    row_id = parse_row(row)
     with connected(run, Access(broker, credentials)) as at:
-        cell = quarantined_row(at, found)
-        columns = row_cells(at.table, found, [*COLUMNS, *at.config.roles])
+        cell = quarantined_row(at, row_id)
+        columns = row_cells(at.table, row_id, [*COLUMNS, *at.config.roles])
     screen = Screen()
-    screen.show(printable(f"{found} quarantined by {cell.role} after {cell.deliveries} deliveries"))
+    screen.show(printable(f"{row_id} quarantined by {cell.role} after {cell.deliveries} deliveries"))
     for text in (cell.error, cell.traceback):
         screen.show(printable_lines(text.rstrip("\n"), "  "))
     for name, fields in columns.items():

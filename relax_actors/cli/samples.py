@@ -90,14 +90,14 @@ def _show_detail(reader: SampleReader, step: int, index: int, *, as_json: bool) 
     from relax_actors.cli.row_detail import show_detail
 
     row = RowId(step, index)
-    found = reader.detail(row)
-    if found is None:
+    detail = reader.detail(row)
+    if detail is None:
         sys.stderr.write(f"relax: {_why_not(reader, row)}\n")
         raise typer.Exit(1)
     if as_json:
-        sys.stdout.write(json_module.dumps(asdict(found), default=str) + "\n")
+        sys.stdout.write(json_module.dumps(asdict(detail), default=str) + "\n")
     else:
-        show_detail(found)
+        show_detail(detail)
 
 
 def _why_not(reader: SampleReader, row: RowId) -> str:

@@ -54,15 +54,8 @@ def scale_roles(
 ) -> list[Operation]:
     """Change the number of actors of roles, and wait until the new actors take part, or the surplus ones have left.
 
-    Args:
-        run: name or folder of the run.
-        settings: `role=number`, `role=+number` or `role=-number` each.
-        options: see `ScaleOptions`.
-        access: options for the run's broker.
-        on_state: called with a line for each state that an operation enters.
-
-    Returns:
-        The operations, one for each role.
+    Settings are `role=number`, `role=+number` or `role=-number`. `on_state` is called with a line for each state that
+    an operation enters. Returns the operations, one for each role.
 
     Raises:
         ConfigError: an unknown role or node, a number that the role cannot have, a run that is not up, a conflicting
@@ -86,11 +79,7 @@ def begin_scaling(at: Connected, settings: list[str], options: ScaleOptions) -> 
 def wait_for(
     at: Connected, log: OperationLog, begun: list[Operation], on_state: Callable[[str], object]
 ) -> list[Operation]:
-    """Wait until operations have ended, and return them.
-
-    Raises:
-        ConfigError: one failed or was cancelled, or did not end in time.
-    """
+    """Wait until operations have ended, and return them; raises ConfigError if one failed or took too long."""
     roles = [o.request.role for o in begun if o.request.role in role_names(at.config)]
     own = max([o.request.seconds for o in begun] + [section_of(at.config, role).deadline for role in roles])
     began, shown = time.monotonic(), dict.fromkeys((o.id for o in begun), 0)
@@ -116,11 +105,7 @@ def wait_for(
 
 
 def require_live(at: Connected) -> None:
-    """Refuse a run that is not up, whose operations nobody would execute.
-
-    Raises:
-        ConfigError: the run is not up.
-    """
+    """Refuse a run that is not up, whose operations nobody would execute; raises ConfigError if the run is not up."""
     if not at.live:
         msg = f"run {at.config.run.name} is not up; set replicas in its TOML file, or start it with `relax up`"
         raise ConfigError(msg)

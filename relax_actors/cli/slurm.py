@@ -41,14 +41,7 @@ def slurm(
 
 
 def script(path: Path, overrides: Sequence[str], planned: PlannedNodes, port: int) -> Iterator[str]:
-    """Yield the lines of the script.
-
-    Args:
-        path: file of the configuration.
-        overrides: settings in place of the file's.
-        planned: what each node does.
-        port: port of the broker.
-    """
+    """Yield the lines of the script."""
     config, shares = planned.config, planned.shares
     name, runs = config.run.name, config.folder.parent
     folders = {"keys": runs / f"{name}.keys", "store": runs / f"{name}.nats", "run_store": config.store_path}

@@ -58,15 +58,15 @@ def timeline(
             work = read_step(at.connection, rows, step)
         else:
             work = read_timeline(at.connection, rows)
-        found = at.connection.call(work, 600)
+        shown = at.connection.call(work, 600)
     # The folder of a run elsewhere is not on this machine.
     with suppress(ConfigError):
         profiles = profiles_of(find(run))
     try:
-        out.write_text(json.dumps(chrome_trace(found, [path.name for path in profiles])))
+        out.write_text(json.dumps(chrome_trace(shown, [path.name for path in profiles])))
     except OSError as error:
         msg = f"{out} cannot be written: {error}; give another file"
         raise ConfigError(msg) from error
-    sys.stdout.write(f"{len(found.spans)} spans and {len(found.instants)} events in {out}\n")
+    sys.stdout.write(f"{len(shown.spans)} spans and {len(shown.instants)} events in {out}\n")
     for path in profiles:
         sys.stdout.write(f"profile {path}\n")

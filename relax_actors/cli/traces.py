@@ -46,14 +46,14 @@ def export(
     check_output(out, kind)
     with connected(run, Access(broker, credentials)) as at:
         slots = at.config.trainer.prompts_per_step
-        found = RunTraces(at.table, Record(at.folder.record), at.settings.run.name, kind, slots, step or ())
-        count = write_records(out, kind, found)
-    for line in found.unreadable:
+        run_traces = RunTraces(at.table, Record(at.folder.record), at.settings.run.name, kind, slots, step or ())
+        count = write_records(out, kind, run_traces)
+    for line in run_traces.unreadable:
         sys.stderr.write(printable(f"relax: left out {line}") + "\n")
-    if found.lacking:
+    if run_traces.lacking:
         sys.stderr.write(
-            f"relax: left out {counted(len(found.lacking), 'row')} that the table has deleted, such as "
-            f"{found.lacking[0]}; record.every = 1 and a larger record.max_mib keep the rows of all steps\n"
+            f"relax: left out {counted(len(run_traces.lacking), 'row')} that the table has deleted, such as "
+            f"{run_traces.lacking[0]}; record.every = 1 and a larger record.max_mib keep the rows of all steps\n"
         )
     if not count:
         where = f"of the steps {', '.join(map(str, step))} " if step else ""
@@ -64,10 +64,15 @@ def export(
         )
         raise typer.Exit(1)
     if json:
-        body = {"rows": found.rows, "traces": count, "lacking": len(found.lacking), "unreadable": len(found.unreadable)}
+        body = {
+            "rows": run_traces.rows,
+            "traces": count,
+            "lacking": len(run_traces.lacking),
+            "unreadable": len(run_traces.unreadable),
+        }
         sys.stdout.write(json_module.dumps(body) + "\n")
     else:
-        sys.stdout.write(f"{counted(found.rows, 'row')}, {counted(count, 'trace')}: {printable(str(out))}\n")
+        sys.stdout.write(f"{counted(run_traces.rows, 'row')}, {counted(count, 'trace')}: {printable(str(out))}\n")
 
 
 @traces.command("check")
@@ -81,19 +86,19 @@ def check(
     from relax_actors.data.trace_check import examine_files
     from relax_actors.printable import printable
 
-    found = examine_files(path, model)
+    examined = examine_files(path, model)
     if json:
-        sys.stdout.write(json_module.dumps(found.body()) + "\n")
+        sys.stdout.write(json_module.dumps(examined.body()) + "\n")
     else:
-        for error in found.errors[:SHOWN]:
+        for error in examined.errors[:SHOWN]:
             sys.stdout.write(printable(error) + "\n")
-        if len(found.errors) > SHOWN:
-            sys.stdout.write(f"... and {len(found.errors) - SHOWN} more\n")
-        formats = ", ".join(sorted(found.formats)) or "no format"
+        if len(examined.errors) > SHOWN:
+            sys.stdout.write(f"... and {len(examined.errors) - SHOWN} more\n")
+        formats = ", ".join(sorted(examined.formats)) or "no format"
         sys.stdout.write(
-            f"{counted(found.traces, 'trace')} ({formats}) in {counted(found.rows, 'row')}, "
-            f"{counted(len(found.errors), 'error')}; {found.trained} of {found.tokens} tokens are trained, "
-            f"{found.without_reward} without reward\n"
+            f"{counted(examined.traces, 'trace')} ({formats}) in {counted(examined.rows, 'row')}, "
+            f"{counted(len(examined.errors), 'error')}; {examined.trained} of {examined.tokens} tokens are trained, "
+            f"{examined.without_reward} without reward\n"
         )
-    if found.errors:
+    if examined.errors:
         raise typer.Exit(1)

@@ -14,10 +14,9 @@ PACKAGES = ("nats-py", "torch", "transformers")
 
 def versions() -> str:
     """Return one line for relax, and one for each main part."""
-    parts = {"python": platform.python_version(), "nats-server": _server()}
-    parts |= {name: package_version(name) for name in PACKAGES}
-    lines = [f"relax-actors {package_version('relax-actors')}", *(f"{name} {found}" for name, found in parts.items())]
-    return "\n".join(lines)
+    parts = {"relax-actors": package_version("relax-actors"), "python": platform.python_version()}
+    parts |= {"nats-server": _server()} | {name: package_version(name) for name in PACKAGES}
+    return "\n".join(f"{name} {version}" for name, version in parts.items())
 
 
 def _server() -> str:

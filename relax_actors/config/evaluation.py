@@ -147,14 +147,7 @@ class EvalSection(EvalSet):
         return sum(each.rows for each in self.named.values())
 
     def place(self, index: int) -> tuple[str, EvalSet, int]:
-        """Return the set of a row of an evaluation, and the row's number in the set.
-
-        Args:
-            index: index of the row; those of a set follow those of the set before it.
-
-        Raises:
-            RowError: no set has it.
-        """
+        """Return the set of a held-out row, by its index, and its number there; raises RowError if none has it."""
         number = index
         for name, each in self.named.items():
             if number < each.rows:
@@ -177,11 +170,7 @@ class EvalSection(EvalSet):
         return marks
 
     def check_lengths(self, most: int) -> None:
-        """Check that no set allows longer answers than `rollout.max_tokens`.
-
-        Raises:
-            ValueError: one does.
-        """
+        """Check that no set allows longer answers than `rollout.max_tokens`; raises ValueError if one does."""
         for where, each in self.located.items():
             if (each.max_tokens or 0) > most:
                 msg = (
@@ -220,11 +209,7 @@ class HeldOutRows:
         reward: RewardSection
 
     def held_out(self, row: RowId) -> EvalSet | None:
-        """Return the settings of a held-out row; None for a training row.
-
-        Raises:
-            RowError: no set of [eval] has the row.
-        """
+        """Return the settings of a held-out row; None for a training row. Raises RowError if no set has it."""
         return None if row.kind != "eval" or self.eval is None else self.eval.place(row.index)[1]
 
     @property

@@ -42,13 +42,9 @@ OPERATIONAL = ("supervision", "run")
 
 
 def evaluation_tree(tree: dict[str, Any], model: Path | None, sets: Sequence[str], source: str) -> dict[str, Any]:
-    """Return the settings of an evaluation.
+    """Return the settings of an evaluation of the `sets`, or all, from those of a run.
 
-    Args:
-        tree: settings of the run that trains, or would train, the model.
-        model: folder of the model; None for the model with which the run starts.
-        sets: names of the sets to evaluate; all if empty.
-        source: where the settings come from, as errors call it.
+    `model` is a model folder; None for the model with which the run starts. Errors call the settings `source`.
 
     Raises:
         ConfigError: there is no set of held-out prompts, or none of a given name.

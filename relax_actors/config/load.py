@@ -105,11 +105,7 @@ def _overridden(tree: dict[str, Any], overrides: list[str], path: Path) -> dict[
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Read a TOML file; raises ConfigError if it cannot be read."""
     try:
         return _read_toml(path)
     except FileNotFoundError as error:
@@ -124,12 +120,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def set_by(path: Path, overrides: list[str] | None = None) -> dict[str, str]:
-    """Return the dotted names of all settings that a file or an override sets, with "file" or "override".
-
-    Args:
-        path: TOML file that `load_config` reads.
-        overrides: as in `load_config`.
-    """
+    """Return the dotted names of all settings that a file or an override sets, with "file" or "override"."""
     # An override of a table replaces that of the file. In a run's folder all keys are set, defaults included.
     tree = {} if holds_run(path) else _overridden(_read_toml(path), overrides or [], path)
     given: dict[str, Any] = {}
@@ -160,11 +151,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> Config:
-    """Validate a copy of a tree with overrides applied.
-
-    Raises:
-        ConfigError: as `load_config`.
-    """
+    """Validate a copy of a tree with overrides applied; raises as `load_config`."""
     own: dict[str, Any] = copy.deepcopy(tree)
     for override in overrides:
         _apply(own, override)
@@ -172,15 +159,7 @@ def apply_settings(tree: dict[str, Any], overrides: list[str], source: str) -> C
 
 
 def validate(tree: dict[str, Any], source: str) -> Config:
-    """Validate a tree of settings.
-
-    Args:
-        tree: sections and keys, as read from TOML.
-        source: where the settings come from, as errors call it.
-
-    Raises:
-        ConfigError: one line for each mistake.
-    """
+    """Validate a tree of settings; raises ConfigError with a line for each mistake, which names the `source`."""
     list(_keys(tree))  # refuses what is nested too deeply
     try:
         config = Config.model_validate(tree)
@@ -322,11 +301,7 @@ def _explain(source: str, error: Any) -> str:
 
 
 def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of all values in a tree.
-
-    Raises:
-        ConfigError: sections are nested deeper than those of any configuration.
-    """
+    """Dotted names of all values in a tree; raises ConfigError if sections are nested too deeply."""
     if prefix.count(".") >= MAX_DEPTH:
         msg = f"{shortened(prefix)} is nested more than {MAX_DEPTH} deep; no setting is"
         raise ConfigError(msg)

@@ -11,12 +11,7 @@ _ACCOUNT = re.compile(r"(?<=://)(?:(?!,\w+://)[^/\s])*@")
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """Return settings as plain data with passwords, tokens and keys as `***`.
-
-    Args:
-        value: a setting, or a tree of settings.
-        name: name of the setting, which tells whether it is a secret.
-    """
+    """Return settings as plain data with passwords, tokens and keys, told by their names, as `***`."""
     if isinstance(value, dict):
         return {key: masked(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -18,11 +18,7 @@ PRESETS: dict[str, Preset] = SAMPLED | OF_DATA
 
 
 def named(name: str) -> Preset:
-    """Return a preset.
-
-    Raises:
-        ValueError: there is no preset of that name.
-    """
+    """Return a preset; raises ValueError if there is no preset of that name."""
     if name not in PRESETS:
         close = difflib.get_close_matches(name, PRESETS, 1)
         hint = f"did you mean {close[0]!r}? " if close else ""
@@ -32,11 +28,7 @@ def named(name: str) -> Preset:
 
 
 def filled(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of [algorithm] with those that are not set taken from the preset.
-
-    Raises:
-        ValueError: there is no preset of that name.
-    """
+    """Return the settings of [algorithm], the rest taken from the preset; raises ValueError if there is none."""
     name = tree.get("name")
     return _merged(named(name).settings, tree) if isinstance(name, str) else dict(tree)
 

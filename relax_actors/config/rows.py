@@ -15,12 +15,7 @@ OF_GENERATED = ("environment", "agent", "gateway", "eval", "simulate")
 
 
 def foreign_section(config: Any, rows: str) -> str:
-    """Return why a section that is set has no effect in a run; empty if all have one.
-
-    Args:
-        config: configuration of the run.
-        rows: its `algorithm.rows`.
-    """
+    """Return why a section that is set has no effect in a run; empty if all have one."""
     from_data = rows != "sampled"
     given = "come from data" if from_data else "are sampled by the policy"
     if config.data.has_traces and (problem := _foreign_to_traces(config)):

@@ -34,11 +34,7 @@ def saved_tree(folder: Path) -> dict[str, Any]:
 
 
 def import_path_of(path: Path) -> str:
-    """Return the folder in which dotted paths of a configuration are imported.
-
-    Args:
-        path: TOML file, whose folder it is, or folder of a run, which has saved it.
-    """
+    """Return the folder in which dotted paths are imported: that of a TOML file, or what a run has saved."""
     if not holds_run(path):
         return str(path.resolve().parent)
     return str(json.loads((path / FILE).read_text()).get("import_path", ""))
@@ -48,10 +44,6 @@ class SavedSettings:
     """Settings that were validated when they were saved; read by the same names as those of `Config`.
 
     Building the models of `Config` takes half a second, which commands that only read a run need not spend.
-
-    Args:
-        tree: the saved settings, with all defaults.
-        section: dotted name of the section that they belong to; empty for all.
     """
 
     def __init__(self, tree: dict[str, Any], section: str = "") -> None:

@@ -36,11 +36,7 @@ class Named:
 
 
 class MissingKeyError(ValueError):
-    """A section lacks a key that it needs where other keys are as they are.
-
-    Args:
-        key: dotted name of the key, from the section on.
-    """
+    """A section lacks a key, `key` from the section on, that it needs where other keys are as they are."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key} is missing")

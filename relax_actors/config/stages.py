@@ -111,11 +111,7 @@ def _trains_scores(tree: dict[str, Any]) -> bool:
 
 
 def _with_models(tree: dict[str, Any], models: dict[str, str], where: str) -> dict[str, Any]:
-    """Return a stage whose roles name the models of earlier stages by their folders, in place of `{ stage = NAME }`.
-
-    Raises:
-        ConfigError: a role names no earlier stage.
-    """
+    """Return a stage with folders of earlier stages in place of `{ stage = NAME }`; raises ConfigError for others."""
     roles = tree.get("roles")
     if not isinstance(roles, dict):
         return tree

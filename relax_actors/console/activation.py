@@ -33,9 +33,6 @@ NICENESS = 10
 class Activation(threading.Thread):
     """Thread that starts the console of a run at its first connection.
 
-    Args:
-        folder: folder of the run.
-
     Raises:
         ConfigError: no address can be bound, or the folder cannot be written.
     """

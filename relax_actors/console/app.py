@@ -37,12 +37,7 @@ PULSE = "Relax-Pulse"
 
 
 class Console:
-    """The application.
-
-    Args:
-        runs: the runs that it shows.
-        operations: changes that an operator may request, by name.
-    """
+    """The application."""
 
     def __init__(self, runs: ConsoleRuns, operations: Mapping[str, Operation]) -> None:
         self._runs, self._operations = runs, operations
@@ -77,9 +72,9 @@ class Console:
         run = await self._runs.get(request.query_params.get("run", ""))
         STARTS.set(PULSE not in request.headers)
         query = Query(run, dict(request.query_params), self._runs.names())
-        found = await ANSWERS.load(name, "")(query)
-        body = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
-        return found if isinstance(found, Response) else Response(encoded(body), media_type="application/json")
+        answer = await ANSWERS.load(name, "")(query)
+        body = asdict(answer) if is_dataclass(answer) and not isinstance(answer, type) else answer
+        return answer if isinstance(answer, Response) else Response(encoded(body), media_type="application/json")
 
     async def _log(self, request: Request) -> Response:
         run = await self._runs.get(request.query_params.get("run", ""))
@@ -114,11 +109,7 @@ def _proof_of(token: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _object(request: Request) -> dict[str, Any]:
-    """Read the JSON object of a request.
-
-    Raises:
-        RequestError: it is too large or no JSON object.
-    """
+    """Read the JSON object of a request; raises RequestError if it is too large or no JSON object."""
     data = b""
     async for part in request.stream():
         data += part

@@ -34,8 +34,7 @@ class Curve:
 class Figures:
     """Values of each figure by step. A replayed step replaces its earlier values, except times (`*_seconds`).
 
-    Args:
-        steps: last step of the run; values of later steps are ignored, since any role can write to the log.
+    Values of steps beyond the last one of the run are ignored, since any role can write to the log.
     """
 
     def __init__(self, steps: int) -> None:
@@ -76,12 +75,12 @@ class Figures:
 
     def latest(self) -> dict[str, float]:
         """Return the newest value of each figure."""
-        found = {}
+        newest = {}
         for name, array in self._values.items():
             known = np.flatnonzero(~np.isnan(array))
             if len(known):
-                found[name] = float(array[known[-1]])
-        return found
+                newest[name] = float(array[known[-1]])
+        return newest
 
     def curve(self, name: str, points: int, first: int = 0, last: int | None = None) -> Curve:
         """Return a figure as at most `points` points over the steps from `first` to `last`.

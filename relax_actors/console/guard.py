@@ -55,12 +55,8 @@ class Tokens:
 class Guard:
     """Application that answers requests for known hosts, from pages of its own origin, with a token below `/api/`.
 
-    A web page can have its own name resolve to 127.0.0.1; its requests then name that host and are refused.
-
-    Args:
-        app: application behind it.
-        tokens: bearer tokens.
-        hosts: host names besides those of the loopback address under which browsers reach the console.
+    A web page can have its own name resolve to 127.0.0.1; its requests then name that host and are refused. Browsers
+    reach the console by the names of the loopback address, and by `hosts`.
     """
 
     def __init__(self, app: ASGIApp, tokens: Tokens, hosts: tuple[str, ...] = ()) -> None:

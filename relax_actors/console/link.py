@@ -109,12 +109,9 @@ def parse_link(text: str) -> Link | None:
 
 
 def open_link(folder: Path, host: str = HOST, port: int | None = None) -> tuple[Link, socket.socket]:
-    """Return a new link of a run's console, and the socket that listens for it.
+    """Return a new link of a run's console, and the socket that listens for it; port 0 is a free one.
 
-    Args:
-        folder: folder of the run.
-        host: address to bind.
-        port: port to bind; 0 for a free one, None for the port of the last console of the run if it is free.
+    Without a port, it is that of the last console of the run if it is free.
 
     Raises:
         ConfigError: the address cannot be bound.

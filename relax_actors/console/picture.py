@@ -59,11 +59,7 @@ class Event:
 
 
 class Picture:
-    """State of a run, from its cells and its log.
-
-    Args:
-        settings: saved settings of the run.
-    """
+    """State of a run, from its cells and its log."""
 
     def __init__(self, settings: SavedSettings) -> None:
         self.subjects = Subjects(settings.run.name)

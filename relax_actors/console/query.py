@@ -33,11 +33,7 @@ class Query:
         return self.parameters.get(name, default)
 
     def number(self, name: str, default: int | None = None, *, least: int = 0, most: int = 1 << 53) -> int | None:
-        """Return a parameter as a number.
-
-        Raises:
-            RequestError: it is no whole number between `least` and `most`.
-        """
+        """Return a parameter as a number; raises RequestError unless it is a whole one from `least` to `most`."""
         given = self.parameters.get(name)
         if given is None:
             return default
@@ -47,12 +43,8 @@ class Query:
         return int(given)
 
     def needed(self, name: str) -> int:
-        """Return a parameter as a number.
-
-        Raises:
-            RequestError: it is missing or no number.
-        """
-        if (found := self.number(name)) is None:
+        """Return a parameter as a number; raises RequestError if it is missing or no number."""
+        if (number := self.number(name)) is None:
             msg = f"parameter {name} is missing; give a whole number"
             raise RequestError(400, msg, "missing_parameter")
-        return found
+        return number

@@ -40,15 +40,7 @@ def streams_of(folder: RunFolder) -> Path:
 
 
 def unpack(parent: Path, archive: Path = ARCHIVE) -> Path:
-    """Unpack a recorded run, and return its folder.
-
-    Args:
-        parent: folder that it is unpacked into.
-        archive: the recorded run.
-
-    Raises:
-        ConfigError: the archive or the folder cannot be used.
-    """
+    """Unpack a recorded run into a folder of `parent`, and return it; raises ConfigError if that is not possible."""
     folder = RunFolder(parent / NAME)
     try:
         with tarfile.open(archive, "r:xz") as file:

@@ -108,12 +108,7 @@ class ConsoleRun:
         self._log = Histories(connection, self.subjects.log_stream, Picture.log_subjects(self.subjects))
 
     async def refresh(self) -> Picture:
-        """Return the picture with what is new in the broker.
-
-        Raises:
-            ConfigError: the run cannot be opened.
-            BrokerError: its broker does not answer.
-        """
+        """Return the picture with what is new in the broker; raises as `connection`."""
         connection = await self.connection()
         async with self._lock:
             if time.monotonic() - self._read < FRESH_SECONDS:
@@ -153,11 +148,7 @@ class ConsoleRun:
         return dict(zip(actors, await self.within(connection, read()), strict=True))
 
     async def within(self, connection: Connection, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop of a connection.
-
-        Raises:
-            BrokerUnreachableError: it took longer than `ANSWER_SECONDS`, or the connection is lost.
-        """
+        """Run a coroutine in a connection's loop; raises BrokerUnreachableError after `ANSWER_SECONDS`."""
         future = asyncio.wrap_future(connection.submit(work))
         end = time.monotonic() + ANSWER_SECONDS
         try:
@@ -211,10 +202,10 @@ async def _subscribe(connection: Connection, book: LeaseBook) -> None:
 
 def runs_beside(folder: str) -> list[str]:
     """Return the folders of the runs in a folder, the newest first."""
-    found = []
+    paths = []
     for path in Path(folder).iterdir() if Path(folder).is_dir() else ():
         try:
-            found.append((find(str(path)).config.stat().st_mtime, str(path)))
+            paths.append((find(str(path)).config.stat().st_mtime, str(path)))
         except (ConfigError, OSError):
             continue
-    return [path for _, path in sorted(found, reverse=True)]
+    return [path for _, path in sorted(paths, reverse=True)]

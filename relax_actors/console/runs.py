@@ -36,11 +36,7 @@ class ConsoleRuns:
         return tuple(dict.fromkeys([self.first, *(path.rpartition("/")[2] for path in runs_beside(self._beside))]))
 
     async def get(self, name: str) -> ConsoleRun:
-        """Return a run; the first one for an empty name.
-
-        Raises:
-            RequestError: there is no such run, or too many are open.
-        """
+        """Return a run, the first one for an empty name; raises RequestError if there is none, or too many are open."""
         name = name or self.first
         if name not in self._runs:
             if name not in self.names():

@@ -15,15 +15,7 @@ CONNECTIONS = 64
 
 
 def serve(console: Console, runs: ConsoleRuns, tokens: Tokens, listener: socket.socket, hosts: tuple[str, ...]) -> None:
-    """Serve a console until SIGINT or SIGTERM.
-
-    Args:
-        console: the application.
-        runs: the runs that it shows; closed at the end.
-        tokens: its bearer tokens.
-        listener: socket that listens.
-        hosts: further host names under which browsers reach it.
-    """
+    """Serve a console until SIGINT or SIGTERM, and close its runs."""
     asyncio.run(_serve(console, runs, tokens, listener, hosts))
 
 

@@ -183,7 +183,7 @@ def match_targets(linear: Collection[str], modules: Collection[str], targets: st
             "choose another model, or remove [lora]"
         )
         raise ConfigError(msg)
-    found: set[str] = set()
+    layers: set[str] = set()
     for target in targets:
         matched = {name for name in linear if _matches(name, target)}
         if heads := sorted(name for name in matched if name.rpartition(".")[2] in HEADS):
@@ -194,17 +194,13 @@ def match_targets(linear: Collection[str], modules: Collection[str], targets: st
             raise ConfigError(msg)
         if not matched:
             raise ConfigError(_no_target(target, linear, modules))
-        found |= matched
-    return sorted(found)
+        layers |= matched
+    return sorted(layers)
 
 
 def match_saved(modules: Collection[str], saved: Sequence[str]) -> list[str]:
-    """Return the modules that `lora.modules_to_save` names, in the order of their names.
-
-    Raises:
-        ConfigError: a name matches no module with weights, or an expert.
-    """
-    found: set[str] = set()
+    """Return the modules with weights of `lora.modules_to_save`, by name; raises ConfigError if one matches none."""
+    saved_modules: set[str] = set()
     for name in saved:
         matched = {module for module in modules if _matches(module, name)}
         if any(_is_expert(known) for known in (name, *matched)):
@@ -213,8 +209,8 @@ def match_saved(modules: Collection[str], saved: Sequence[str]) -> list[str]:
         if not matched:
             msg = f"lora.modules_to_save: {name!r} matches no module with weights; near it: {_near(name, modules)}"
             raise ConfigError(msg)
-        found |= matched
-    return sorted(found)
+        saved_modules |= matched
+    return sorted(saved_modules)
 
 
 def _matches(name: str, target: str) -> bool:

@@ -36,10 +36,6 @@ _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 def check_adapter(config: Config, folder: Path) -> Iterator[str]:
     """Refuse an adapter that the model cannot have, and note its size.
 
-    Args:
-        config: configuration of the run.
-        folder: model folder.
-
     Raises:
         ConfigError: the folder has no weights, quantised ones or no linear layers; a target matches nothing; the
             adapter to start from is of another model; or a setting has no meaning with [lora].

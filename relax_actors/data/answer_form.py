@@ -100,11 +100,7 @@ def grammar_of(
 
 
 class _Lark:
-    """Rules of a grammar. Parts of a rule are text in Lark's syntax.
-
-    Args:
-        tokenizer: a mark that is one of its tokens is that token, not its letters.
-    """
+    """Rules of a grammar, in Lark's syntax. A mark that is a token of the tokenizer is that token, not its letters."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -121,11 +117,7 @@ class _Lark:
         return name
 
     def json(self, schema: Schema) -> str:
-        """Return a rule for a JSON value.
-
-        Raises:
-            RowError: the value is an object, and the tokenizer cannot spell its braces, quotes and colons.
-        """
+        """Return a rule for a JSON value; raises RowError if the tokenizer cannot spell an object's signs."""
         if schema.get("type") == "object":
             self.tokenizer.encode('{"":}', special=False)
         return self.rule(f"%json {json.dumps({**schema, **_WHITE_SPACE})}")
@@ -244,11 +236,7 @@ def _plain_name(function: Schema) -> str:
 
 
 def _parameters(function: Schema) -> Schema:
-    """Return the JSON schema of the arguments of a function.
-
-    Raises:
-        RowError: it describes no object.
-    """
+    """Return the JSON schema of the arguments of a function; raises RowError if it describes no object."""
     schema = function.get("parameters") or _NO_ARGUMENTS
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         msg = f"the parameters of tool {str(function['name'])[:80]!r} are no JSON schema of type object; correct them"

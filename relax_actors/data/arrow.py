@@ -25,17 +25,12 @@ MAX_DECODED_BYTES = 256 << 20
 """Bytes that compressed files may take in memory, as they cannot be mapped."""
 
 
-def open_arrow(settings: SourceSettings) -> ArrowFiles:
-    """Open `data.path`: a file, a folder of files, or a folder of `save_to_disk`.
+class ArrowFiles(ArrowRows):
+    """Tasks of Arrow files at `data.path`, in the file or the stream format, or of a folder of `save_to_disk`.
 
     Raises:
         ConfigError: pyarrow is not installed, no such file, it is not Arrow, it is compressed, or it has no rows.
     """
-    return ArrowFiles(settings)
-
-
-class ArrowFiles(ArrowRows):
-    """Tasks of Arrow files, in the file or the stream format."""
 
     def __init__(self, settings: SourceSettings) -> None:
         pyarrow = import_extra("pyarrow", "parquet", "data.kind = 'arrow'")

@@ -12,13 +12,7 @@ from relax_actors.errors import RowError
 
 
 class ArrowRows(FileRows):
-    """Tasks of the rows of files in a format that pyarrow reads.
-
-    Args:
-        paths: the files.
-        settings: settings of the source.
-        pyarrow: the package.
-    """
+    """Tasks of the rows of files in a format that pyarrow reads."""
 
     def __init__(self, paths: Sequence[Path], settings: SourceSettings, pyarrow: Any) -> None:
         super().__init__(paths, settings)
@@ -32,8 +26,7 @@ class ArrowRows(FileRows):
         """Return row `number` of a table or a batch.
 
         Raises:
-            RowError: it is too large, or has a value that Python has no equal of, such as a date in the year 100000;
-                the text begins with `where`.
+            RowError: it is too large, or has a value that Python has no equal of, such as a date in the year 100000.
         """
         row = table.slice(number, 1)
         if row.nbytes > self.max_bytes:

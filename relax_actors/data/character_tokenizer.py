@@ -22,11 +22,8 @@ def make_character_tokenizer(
 ) -> dict[str, int]:
     """Write a tokenizer of single characters and special tokens; return the ids for the model's config.json.
 
-    Args:
-        alphabet: the characters.
-        end: character that ends a sequence.
-        folder: folder to write to.
-        special: texts of the special tokens of media, by role; their ids follow that of the padding, in order.
+    The character `end` ends a sequence. The ids of `special`, texts of the tokens of media by role, follow that of the
+    padding.
 
     Raises:
         ConfigError: a character occurs twice, or `end` is not one character of the alphabet.

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
+from relax_actors.config.evaluation import EvalSet
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.escapes import escape
 from relax_actors.data.field_names import FieldNames
@@ -21,6 +22,7 @@ from relax_actors.errors import ConfigError, RowError, SlowRowError
 from relax_actors.media.timestamps import missing_characters
 from relax_actors.messages import Prompt
 from relax_actors.messages.media import VIDEO
+from relax_actors.registry.catalog import REWARDS
 
 MAX_SLOW_ROWS = 2
 """Rows whose prompts may take too long before the check gives up."""
@@ -33,10 +35,7 @@ USUAL = string.digits + string.ascii_letters + string.punctuation + " \n"
 def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
     """Check that a data source opens and that prompts fit the model and a micro-batch.
 
-    Args:
-        run: the run; its `first_rows` get the first row that can be used.
-        data: section of the data source.
-        where: name of the section, for messages.
+    The run's `first_rows` get the first row of the section `where` that can be used.
     """
     config, model = run.config, run.model
     if model is None:
@@ -80,11 +79,7 @@ def note_source(config: Config, data: DataSection, source: DataSource, where: st
 
 
 def _check_timestamps(tokenizer: Tokenizer, timestamp: str, tasks: Collection[Task], where: str) -> None:
-    """Check that the tokenizer can write the times of videos, which the model reads as text.
-
-    Raises:
-        ConfigError: it lacks characters, and a row has a video.
-    """
+    """Raise ConfigError if a row has a video whose times, read as text, the tokenizer cannot write."""
     timed = next((task for task in tasks if any(medium.kind == VIDEO for medium in task.media)), None)
     if timed is not None and (missing := missing_characters(tokenizer.inner, timestamp)):
         msg = (
@@ -162,3 +157,48 @@ def _way(character: str, spelling: str) -> str:
 
 def _shown(characters: str) -> str:
     return repr(characters if len(characters) <= 12 else characters[:12] + "...")  # noqa: PLR2004
+
+
+def check_set(run: CheckedRun, held_out: EvalSet, where: str) -> Iterator[str]:
+    """Check a set of held-out rows.
+
+    Raises:
+        ConfigError: its reward compares with the answer, and rows have none; or no row has its category.
+    """
+    source = open_data(held_out.source, run.config.media)
+    tasks = []
+    for i in first_items(source, min(held_out.rows, SAMPLED_ROWS)):
+        try:
+            tasks.append(source[i])
+        except RowError:  # the check of the data says why
+            continue
+    names = [held_out.reward] if isinstance(held_out.reward, str) else list(held_out.reward)
+    if not run.config.from_data and (comparing := next(filter(_compares, names), None)) is not None:
+        _check_answers(tasks, comparing, f"{where}.data")
+    if held_out.category is not None:
+        lacking = [task for task in tasks if held_out.category not in task.metadata]
+        if tasks and len(lacking) == len(tasks):
+            known = ", ".join(sorted(tasks[0].metadata)) or "none"
+            msg = f"{where}.data: no row has the field {held_out.category!r}, which `category` names; fields: {known}"
+            raise ConfigError(msg)
+        if lacking:
+            yield f"{where}.data: {len(lacking)} of the first {len(tasks)} rows have no {held_out.category!r}"
+    if held_out.rows > len(source):
+        count = len(source)
+        yield f"{where}.rows = {held_out.rows}, but {where}.data has {count} rows: {count} are evaluated"
+
+
+def _compares(name: str) -> bool:
+    """Whether a reward function is built in and compares with the answer of the row."""
+    return name in REWARDS.built_in and getattr(REWARDS.load(name, ""), "compares", False)
+
+
+def _check_answers(tasks: list[Task], reward: str, where: str) -> None:
+    lacking = [task for task in tasks if not task.answer.strip()]
+    if lacking:
+        msg = (
+            f"{where}: {len(lacking)} of the first {len(tasks)} rows have no answer, which reward {reward!r} compares "
+            f"with; the first: {lacking[0].origin or 'a task'}. Name the field with the answer in {where}.fields, "
+            "remove the rows, or choose another reward"
+        )
+        raise ConfigError(msg)

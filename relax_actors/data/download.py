@@ -76,10 +76,7 @@ class Downloads:
 def download(url: str, settings: UrlSection, progress: Callable[[], None] = lambda: None) -> bytes:
     """Return the content of a URL; each redirection is checked like the URL itself.
 
-    Args:
-        url: address of the file.
-        settings: what may be asked, and for how long.
-        progress: called in another thread while the body arrives.
+    `progress` is called in another thread while the body arrives.
 
     Raises:
         RowError: the address may not be asked, the file is not there or too large.
@@ -147,11 +144,7 @@ def _body(answer: httpx.Response, settings: UrlSection, progress: Callable[[], N
 
 
 def _address(host: str, port: int, *, private: bool) -> str:
-    """Return the address of a host that may be asked.
-
-    Raises:
-        RowError: one of its addresses may not.
-    """
+    """Return the address of a host that may be asked; raises RowError if one of its addresses may not."""
     addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for text in addresses:
         if not private and not _is_public(ipaddress.ip_address(text.partition("%")[0])):

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.data.mixture import first_items
 from relax_actors.data.prompt_maker import open_data
 from relax_actors.data.source import DataSource, blocks_of
-from relax_actors.data.task import Task
+from relax_actors.data.task import Medium, Task
 from relax_actors.errors import RowError
 
 MAX_HELD_OUT, MAX_TRAINED = 500, 20_000
@@ -55,7 +56,8 @@ def note_duplicates(config: Config, held_out: DataSection, where: str) -> Iterat
         held_out: section of the held-out source.
         where: its name, for the note.
     """
-    duplicates = compare(open_data(config.data, config.media), open_data(held_out, config.media))
+    sources = open_data(config.data, config.media), open_data(held_out, config.media)
+    duplicates = compare(*sources, metadata=config.environment is not None)
     of = f"{duplicates.trained} compared rows of the training data"
     if not duplicates.pairs:
         yield f"{where}: none of {duplicates.held_out} rows is nearly equal to one of {of}"
@@ -68,14 +70,22 @@ def note_duplicates(config: Config, held_out: DataSection, where: str) -> Iterat
     )
 
 
-def compare(trained: DataSource, held_out: DataSource, seconds: float = MAX_SECONDS) -> Comparison:
+def compare(
+    trained: DataSource, held_out: DataSource, seconds: float = MAX_SECONDS, *, metadata: bool = False
+) -> Comparison:
     """Compare the prompts of held-out rows with those of training rows, within a time.
 
     Training rows are drawn evenly from the whole source; where they are cheap to read in blocks only, they are read in
-    order.
+    order. Prompts with other media are different.
+
+    Args:
+        trained: training rows.
+        held_out: held-out rows.
+        seconds: time of the comparison.
+        metadata: whether rows with other metadata are different: an environment makes its episode of them.
     """
     end = time.monotonic() + seconds
-    texts = [(origin, grams) for origin, grams in _texts(held_out, first_items(held_out, MAX_HELD_OUT), end)]
+    texts = [(origin, grams) for origin, grams in _texts(held_out, first_items(held_out, MAX_HELD_OUT), end, metadata)]
     holders: dict[str, list[int]] = defaultdict(list)
     for number, (_, grams) in enumerate(texts):
         for gram in grams:
@@ -85,7 +95,7 @@ def compare(trained: DataSource, held_out: DataSource, seconds: float = MAX_SECO
         items = np.random.default_rng(0).permutation(items)
     best: dict[int, Pair] = {}
     count = 0
-    for origin, grams in _texts(trained, items.tolist(), end):
+    for origin, grams in _texts(trained, items.tolist(), end, metadata):
         count += 1
         shared = Counter(number for gram in grams for number in holders.get(gram, ()))
         for number, common in shared.items():
@@ -96,17 +106,28 @@ def compare(trained: DataSource, held_out: DataSource, seconds: float = MAX_SECO
     return Comparison(len(texts), count, [*best.values()])
 
 
-def _texts(source: DataSource, items: list[int], end: float) -> Iterator[tuple[str, set[str]]]:
-    """Yield the origin and the word n-grams of the prompts of some items, without malformed rows and until a time."""
+def _texts(source: DataSource, items: list[int], end: float, metadata: bool) -> Iterator[tuple[str, set[str]]]:  # noqa: FBT001
+    """Yield the origin and the word n-grams of the prompts of some items, without malformed rows and until a time.
+
+    Each n-gram begins with what makes rows with the same text different.
+    """
     for item in items:
         try:
             task = source[item]
         except RowError:
             continue
         if grams := _grams(task):
-            yield task.origin or f"row {item + 1}", grams
+            rest = (*map(_identity, task.media), task.metadata if metadata else None)
+            yield task.origin or f"row {item + 1}", {f"{rest} {gram}" for gram in grams}
         if time.monotonic() > end:
             return
+
+
+def _identity(medium: Medium) -> tuple[object, ...]:
+    """Return what tells a medium from others, without reading its file."""
+    file = str(medium.folder / medium.path) if medium.folder is not None and medium.path else medium.path
+    content = xxhash.xxh3_128_hexdigest(medium.data) if medium.data else medium.digest
+    return medium.kind, file, medium.url, content, medium.start, medium.end
 
 
 def _grams(task: Task) -> set[str]:

@@ -36,9 +36,7 @@ class Spelled:
 class Escapes(dict[int, str]):
     """Spelling of each character by its code point; a table for `str.translate`.
 
-    Args:
-        encodes: whether the tokenizer can encode a text.
-        special: texts of tokens that are kept whole, such as `<|im_end|>`.
+    Tokens of `special`, such as `<|im_end|>`, are kept whole; `encodes` says whether the tokenizer can encode a text.
     """
 
     def __init__(self, encodes: Callable[[str], bool], special: Iterable[str] = ()) -> None:
@@ -78,9 +76,6 @@ class PlainTexts:
 
     The first character of a token becomes its escape: `<|im_end|>` is written as `\x3c|im_end|>`. Tokens are also found
     in characters that a tokenizer may normalise to theirs (NFKC), such as those of full width.
-
-    Args:
-        special: texts of the tokens.
     """
 
     def __init__(self, special: Iterable[str]) -> None:

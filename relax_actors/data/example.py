@@ -52,11 +52,7 @@ class Example:
         return self.trained if self.targets is None else ~np.isnan(self.targets)
 
     def since(self, begin: int) -> Example:
-        """Return the tokens from `begin` on.
-
-        Raises:
-            RowError: the example has media, which may not be divided.
-        """
+        """Return the tokens from `begin` on; raises RowError if the example has media, which may not be divided."""
         if not begin:
             return self
         observed = self.observed

@@ -42,11 +42,6 @@ class _Seen:
 def check_examples(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
     """Make the first rows of a data source into examples, and note what of them is trained.
 
-    Args:
-        run: the run.
-        data: section of the source.
-        where: name of the section, for messages.
-
     Raises:
         ConfigError: the source does not open, none of the rows can be trained, or a text begins twice.
     """

@@ -180,11 +180,7 @@ class ExampleMaker:
         return replace(example, trained=trained).until(end, is_cut=is_cut)
 
     def _divided(self, example: Example) -> Trajectory:
-        """Return the trajectory of an example that is too long: one sample, whose sequences are its pieces.
-
-        Raises:
-            RowError: it has media, or none of its tokens is trained.
-        """
+        """Return the trajectory of a long example, its pieces as sequences; raises RowError if it has media."""
         pieces = example.pieces(self._most)
         if not pieces:
             msg = "none of its tokens is trained; correct the row, or set examples.train"
@@ -236,11 +232,7 @@ def _flat(examples: Sequence[Example], shared: Sequence[int]) -> dict[str, Any]:
 
 
 def _answer_of(fields: Mapping[str, Any], name: str) -> str | list[Message]:
-    """Return an answer of a pair.
-
-    Raises:
-        RowError: the row lacks it, or it is neither a text nor messages.
-    """
+    """Return an answer of a pair; raises RowError if the row lacks it, or it is neither a text nor messages."""
     if name not in fields:
         msg = f"it has no field {name!r}, which a row of a pair needs; its fields are {', '.join(fields) or 'none'}"
         raise RowError(msg)
@@ -248,11 +240,7 @@ def _answer_of(fields: Mapping[str, Any], name: str) -> str | list[Message]:
 
 
 def _check_pair(chosen: Example, rejected: Example) -> None:
-    """Check that a pair has one prompt and two answers.
-
-    Raises:
-        RowError: it has not.
-    """
+    """Check that a pair has one prompt and two answers; raises RowError if it has not."""
     asked, other = (example.ids[: int(np.argmax(example.trained))] for example in (chosen, rejected))
     if not np.array_equal(asked, other):
         msg = "chosen and rejected have different prompts; write the same messages before both answers"

@@ -59,14 +59,7 @@ def names_in(row: Any, depth: int = _DEPTH) -> Iterator[str]:
 
 
 class FieldNames:
-    """Gives the fields of a row the names that tasks are made from.
-
-    Args:
-        names: name in the data of each field.
-
-    Raises:
-        ConfigError: a name is empty, or both a prompt and messages are named.
-    """
+    """Gives a row's fields the names that tasks are made from; raises ConfigError for empty ones and two prompts."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self.names = dict(names)
@@ -104,10 +97,8 @@ class FieldNames:
         return f"no {what} {self.prompt!r}; {what}s found: {listed(names)}; {remedy}"
 
     def check(self, rows: list[Any], where: str) -> None:
-        """Check that each name is that of a field in one of the first rows.
-
-        Raises:
-            ConfigError: it is in none of them.
+        """Check that each name is that of a field in one of the first rows; raises ConfigError if it is in none of
+        them.
         """
         rows = [row for row in rows if isinstance(row, Mapping)]
         for ours, theirs in self.names.items():

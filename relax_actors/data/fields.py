@@ -52,11 +52,6 @@ class RowFields:
 def task_of(row: object, where: str, fields: RowFields) -> Task:
     """Make the task of a row of a file; all fields but prompt, answer and media become metadata.
 
-    Args:
-        row: the decoded row.
-        where: file and line, for errors.
-        fields: its fields.
-
     Raises:
         RowError: the row is not an object, or its prompt is missing, empty or of the wrong type.
     """

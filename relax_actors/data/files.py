@@ -126,15 +126,7 @@ def _of_split(files: list[Path], folder: Path, split: str | None, where: str) ->
 
 
 class FileRows(ABC):
-    """Tasks of the rows of files, one file after another.
-
-    Args:
-        paths: the files.
-        settings: settings of the source.
-
-    Raises:
-        ConfigError: `data.fields` is wrong.
-    """
+    """Tasks of the rows of files, one file after another; raises ConfigError if `data.fields` is wrong."""
 
     def __init__(self, paths: Sequence[Path], settings: SourceSettings) -> None:
         self.paths, self.names = paths, FieldNames(settings.fields)
@@ -167,11 +159,7 @@ class FileRows(ABC):
 
     @abstractmethod
     def read(self, file: int, number: int) -> object:
-        """Return a decoded row.
-
-        Raises:
-            RowError: it cannot be decoded.
-        """
+        """Return a decoded row; raises RowError if it cannot be decoded."""
 
     @abstractmethod
     def place(self, file: int, number: int) -> str:

@@ -32,9 +32,8 @@ class GrammarError(RowError):
 class Grammars:
     """Compiles grammars, and keeps them. For any thread.
 
-    Args:
-        tokenizer: tokenizer of the model; its stop tokens end an answer whose grammar is complete.
-        size: of the model's vocabulary, if that is larger than the tokenizer's.
+    The tokenizer's stop tokens end an answer whose grammar is complete. `size` is that of the model's vocabulary, if
+    larger.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int = 0) -> None:
@@ -75,11 +74,7 @@ class Grammars:
 
     @property
     def vocabulary(self) -> LLTokenizer:
-        """The vocabulary, which is read when it is first needed.
-
-        Raises:
-            ConfigError: llguidance is not installed, or the model has no stop token.
-        """
+        """The vocabulary, read when needed; raises ConfigError without llguidance or a stop token of the model."""
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._load()
@@ -102,12 +97,7 @@ class Grammars:
 
 
 class GrammarState:
-    """An answer so far, and what may follow it. For one thread.
-
-    Args:
-        matcher: llguidance's state.
-        stops: tokens that end an answer.
-    """
+    """An answer so far, and what may follow it. For one thread."""
 
     def __init__(self, matcher: LLMatcher, stops: frozenset[int]) -> None:
         self._matcher, self._stops = matcher, stops
@@ -115,11 +105,7 @@ class GrammarState:
         """Whether a stop token has ended the answer."""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return which tokens may follow, `[vocab] bool`.
-
-        Raises:
-            GrammarError: none may, or the grammar has become too complex.
-        """
+        """Return which tokens may follow, `[vocab] bool`; raises GrammarError if none, or it is too complex."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise GrammarError(_reason(self._matcher.get_error()))
@@ -129,11 +115,7 @@ class GrammarState:
         return mask
 
     def advance(self, token: int) -> None:
-        """Add a token.
-
-        Raises:
-            GrammarError: the token may not follow.
-        """
+        """Add a token; raises GrammarError if the token may not follow."""
         if token in self._stops and self._matcher.is_accepting():
             self.is_over = True
         elif not self._matcher.consume_token(token):

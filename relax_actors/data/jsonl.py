@@ -20,11 +20,7 @@ _SPACES = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
 def open_jsonl(settings: SourceSettings) -> JsonLines:
-    """Open `data.path` as JSON Lines.
-
-    Raises:
-        ConfigError: no such file, or it has no rows.
-    """
+    """Open `data.path` as JSON Lines; raises ConfigError if there is no such file, or it has no rows."""
     return JsonLines(data_files(settings, "jsonl", ENDINGS), settings)
 
 
@@ -71,15 +67,7 @@ class JsonLines(FileRows):
 
 
 class LineIndex:
-    """Where the lines of a file begin.
-
-    Args:
-        path: the file.
-        most: lines that are needed; all if None.
-
-    Attributes:
-        starts: first byte of each line that is not blank `[lines] int64`.
-    """
+    """Where the lines of a file begin: all, or the first `most`."""
 
     def __init__(self, path: Path, most: int | None) -> None:
         starts, doubtful, count = [], [], 0

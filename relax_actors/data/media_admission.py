@@ -30,15 +30,9 @@ _HASHES_KEPT = 1 << 16
 
 
 class MediaAdmission:
-    """Checks the media of tasks and names their files.
+    """Checks the media of tasks and names their files; raises ConfigError if the model is not supported.
 
-    Args:
-        media: the section [media].
-        folder: folder of the model.
-        store: store for media that the data holds itself; None to check them only.
-
-    Raises:
-        ConfigError: the model is not supported.
+    Media that the data holds itself are copied to `store`; without it they are only checked.
     """
 
     def __init__(self, media: MediaSection, folder: Path, store: Store | None = None) -> None:
@@ -67,11 +61,7 @@ class MediaAdmission:
         return [self._source(medium, row, where) for medium in media]
 
     def check_kinds(self, media: Sequence[Medium], where: str) -> None:
-        """Check that the model takes media of these kinds.
-
-        Raises:
-            RowError: it does not take one.
-        """
+        """Check that the model takes media of these kinds; raises RowError if it does not take one."""
         kinds = self.family.kinds
         for medium in media:
             if medium.kind not in kinds:

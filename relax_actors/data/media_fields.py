@@ -68,13 +68,7 @@ def content_parts(
 
 
 def content_part(part: dict[str, Any], folder: Path | None, at: str) -> tuple[dict[str, str], Medium | None]:
-    """Normalise one content part; see `content_parts`.
-
-    Args:
-        part: the part.
-        folder: folder of relative paths; None if the part comes from a client, who gives bytes or a URL.
-        at: what the part is, for errors.
-    """
+    """Normalise one content part; see `content_parts`. The parts of a client have no `folder`: bytes or a URL."""
     given = {key: value for key, value in part.items() if value is not None}
     name = given.get("type") or next((key for key in given if key in PART_TYPES), "text")
     if name in ("text", "input_text"):
@@ -108,11 +102,7 @@ def plain_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def medium_of(kind: str, value: Any, folder: Path | None, where: str) -> Medium:
-    """Return the medium that a value of a row stands for.
-
-    Raises:
-        RowError: it is none, or has settings that a medium does not have.
-    """
+    """Return the medium that a value of a row stands for; raises RowError if it is none, or set wrongly."""
     if isinstance(value, Medium):
         return value if value.folder is not None else replace(value, folder=folder)
     fields = {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else {"": value}

@@ -93,12 +93,7 @@ def prepare(config: Config, folder: Path) -> None:
 
 
 def measure(folder: Path, where: str = "", setting: str = "model.path") -> ModelFacts:
-    """Read the facts of a model folder.
-
-    Args:
-        folder: the model folder.
-        where: origin of config.json, for errors; its path by default.
-        setting: key that names the folder, for errors.
+    """Read the facts of a model folder; `where` and `setting` name config.json and the folder in errors.
 
     Raises:
         ConfigError: it is not a model folder, its config.json lacks a field that every decoder has, or a file of its
@@ -151,11 +146,7 @@ KNOWN_FIELDS = (*SIZES, "model_type", "tie_word_embeddings")
 
 
 def _check_sizes(fields: dict[str, Any], where: str) -> None:
-    """Check that sizes of a model are positive integers.
-
-    Raises:
-        ConfigError: one line for each that is not.
-    """
+    """Check that sizes of a model are positive integers; raises ConfigError with a line for each that is not."""
     wrong = {
         name: value
         for name in SIZES

@@ -24,11 +24,8 @@ def complete(
 ) -> dict[str, Any]:
     """Return the config.json of a multimodal [model.architecture].
 
-    Args:
-        architecture: the section, with `text_config` and towers.
-        spec: its family.
-        fields: fields of the decoder that follow from the tokenizer and from each other.
-        first: id of the first special token of media; the others follow.
+    `fields` are those of the decoder that follow from the tokenizer and from each other; `first` is the id of the first
+    special token of media, which the others follow.
     """
     ids = {
         (spec.placeholder_field if role in spec.kinds else "{}_token_id").format(role): first + number

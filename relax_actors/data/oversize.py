@@ -21,14 +21,9 @@ Rendered = tuple[str, NDArray[np.int32]]
 def cut_to(
     task: Task, room: int, *, left: bool, tokenizer: Tokenizer, render: Callable[[Task], Rendered]
 ) -> tuple[Task, Rendered] | None:
-    """Cut the text of a prompt, or of the longest message of the user, until the prompt fits.
+    """Cut the text of a prompt, or of the longest message of the user, until the prompt has at most `room` tokens.
 
-    Args:
-        task: task with the prompt.
-        room: most tokens of the prompt.
-        left: whether the text loses its beginning; else its end.
-        tokenizer: of the model.
-        render: returns text and tokens of a task's prompt.
+    The text loses its beginning if `left`, else its end. `render` returns text and tokens of a task's prompt.
 
     Returns:
         The task and its rendered prompt; None if the text has too few tokens, or the prompt has media.

@@ -6,18 +6,19 @@ is decoded in small batches, up to a limit.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from relax_actors.data.arrow_rows import ArrowRows
 from relax_actors.data.files import data_files
-from relax_actors.data.held_groups import HELD_BYTES, HeldGroups
 from relax_actors.data.source import Blocks, SourceSettings
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.registry.dotted import import_extra
@@ -28,19 +29,19 @@ MAX_GROUP_ROWS, MAX_GROUP_BYTES = 10_000_000, 2 << 30
 BATCH_ROWS, BATCH_BYTES = 256, 256 << 20
 _HEADER_BYTES = 32
 """Bytes at the start of a page that hold its type and its size."""
+HELD_BYTES = 64 << 20
+"""Bytes of the parts that rows are shuffled within."""
+MOST_BYTES = 4 * HELD_BYTES
+"""Bytes of the parts that are kept, as parts differ in size; a larger one is kept alone."""
+Key = TypeVar("Key", bound=Hashable)
 
 
-def open_parquet(settings: SourceSettings) -> Parquet:
-    """Open `data.path` as Parquet.
+class Parquet(ArrowRows):
+    """Tasks of Parquet files at `data.path`; row groups are read on demand, and the last ones are kept.
 
     Raises:
         ConfigError: pyarrow is not installed, no such file, or it has no rows or not the prompt column.
     """
-    return Parquet(settings)
-
-
-class Parquet(ArrowRows):
-    """Tasks of Parquet files; row groups are read on demand, and the last ones are kept."""
 
     def __init__(self, settings: SourceSettings) -> None:
         pyarrow = import_extra("pyarrow", "parquet", "data.kind = 'parquet'")
@@ -163,3 +164,31 @@ def _page_bytes(header: bytes) -> int:
                 break
         fields.append(value >> 1)  # numbers are zigzag-encoded, and sizes not negative
     return fields[-1] if fields else 0
+
+
+class HeldGroups(Generic[Key]):
+    """Parts by key, such as the row groups of a Parquet file; read by several threads.
+
+    `read` decodes a part: an object with `nbytes`, or an exception that says why there is none.
+    """
+
+    def __init__(self, read: Callable[[Key], Any]) -> None:
+        self._read = read
+        self._held: OrderedDict[Key, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key) -> Any:
+        """Return a part; others that were not used for longest are forgotten for it."""
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key]
+            part = self._held[key] = self._read(key)
+            sizes = {name: getattr(held, "nbytes", 0) for name, held in self._held.items()}
+            total = sum(sizes.values())
+            for name in [*self._held][:-1]:
+                if total <= MOST_BYTES:
+                    break
+                total -= sizes[name]
+                del self._held[name]
+            return part

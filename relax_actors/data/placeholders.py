@@ -58,11 +58,7 @@ def arrange(kinds: Sequence[str], media: Sequence[Medium]) -> list[Medium]:
 
 
 def arranged_numbers(kinds: Sequence[str], media: Sequence[Medium | MediaSource]) -> list[int]:
-    """Return the number in `media` of each placeholder's medium.
-
-    Args:
-        kinds: kind of each placeholder, in order.
-        media: of each kind in the order of its placeholders.
+    """Return the number in `media` of the medium of each placeholder, whose kinds are in order.
 
     Raises:
         RowError: there are more placeholders of a kind than media, or fewer.

@@ -39,11 +39,7 @@ MAX_PROMPT_BYTES = MAX_CELL_BYTES - (64 << 10)
 
 
 def open_data(data: DataSection, media: MediaSection | None = None) -> DataSource:
-    """Open the source of a [data] section; `media` is the section [media] of a model that sees or hears.
-
-    Raises:
-        ConfigError: it cannot be opened, or has not one usable row.
-    """
+    """Open the source of a [data] section, with [media] of a model that takes any; raises ConfigError if it cannot."""
     mixture = {name: part.model_dump(exclude={"weight"}) for name, part in data.mixture.items()}
     own = {name: getattr(data, name) for name in SourceSection.model_fields}
     media_bytes = 0 if media is None else media.limits.max_bytes
@@ -58,13 +54,7 @@ def room(config: Config) -> int:
 def admission_of(config: Config, store: Store | None = None, folder: Path | None = None) -> MediaAdmission | None:
     """Return the admission of media of a run; None for a model of text alone.
 
-    Args:
-        config: configuration of the run.
-        store: store for media that the data holds itself; None to check them only.
-        folder: folder of the model; by default that of the configuration.
-
-    Raises:
-        ConfigError: the model is not supported.
+    See `MediaAdmission`; `folder` is the model folder, by default that of the configuration.
     """
     if config.media is None:
         return None
@@ -81,11 +71,7 @@ def tokens_left(data: DataSection, max_tokens: int) -> tuple[int, str]:
 
 
 def check_size(task: Task, prompt: object) -> None:
-    """Check that a prompt, as its cell holds it, fits into the cell with answer and metadata.
-
-    Raises:
-        RowError: it does not.
-    """
+    """Check that a prompt fits into a cell with answer and metadata; raises RowError if it does not."""
     size = 0
     with suppress(TypeError, ValueError, OverflowError):  # no plain data, which the codec refuses
         size = len(msgpack.packb([prompt, task.answer, task.metadata]))
@@ -154,11 +140,7 @@ class PromptMaker:
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
 
     def _cut(self, task: Task, text: str, tokens: NDArray[np.int32]) -> tuple[Task, Rendered]:
-        """Cut a prompt that is too long, if `data.oversize` says so.
-
-        Raises:
-            RowError: it does not, or the prompt cannot be cut.
-        """
+        """Cut a prompt that is too long, if `data.oversize` says so; raises RowError if it cannot be cut."""
         oversize = self._data.oversize
         if oversize in ("truncate_left", "truncate_right"):
             left = oversize == "truncate_left"
@@ -173,15 +155,7 @@ class PromptMaker:
         raise RowError(msg)
 
     def media_of(self, task: Task, row: RowId | None = None) -> list[MediaSource]:
-        """Return the media of a task in their order in the data.
-
-        Args:
-            task: the task.
-            row: its row, whose step keeps media that the data holds itself; None to check the media only.
-
-        Raises:
-            RowError: the model does not take them, or they may not be used.
-        """
+        """Return a task's media in the order of its data, only checked without a row; raises RowError."""
         where = task.origin or "a task"
         if self._admission is None:
             self._check_media(task)

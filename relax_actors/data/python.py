@@ -14,22 +14,17 @@ from relax_actors.errors import ConfigError, RowError
 from relax_actors.registry.dotted import load
 
 
-def open_function(settings: SourceSettings) -> FunctionTasks:
-    """Call `data.function`.
-
-    Raises:
-        ConfigError: it does not import, raises, or does not return a sequence of tasks.
-    """
-    return FunctionTasks(settings.required("function", "python"), settings)
-
-
 class FunctionTasks:
     """The sequence of `Task`, (prompt, answer) or objects that `function(size=size, seed=seed, **options)` returns.
 
     The function is called once, when the source is opened; each item is checked when it is used.
+
+    Raises:
+        ConfigError: it does not import, raises, or does not return a sequence of tasks.
     """
 
-    def __init__(self, function: str, settings: SourceSettings) -> None:
+    def __init__(self, settings: SourceSettings) -> None:
+        function = settings.required("function", "python")
         where = f"data.function = {function!r}"
         make = load(function, "data.function")
         if not callable(make):

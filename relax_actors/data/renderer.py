@@ -76,11 +76,7 @@ class Renderer:
         self._prove()
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
-        """Return the ids of a conversation, up to the place where the model's answer begins, `[len] int32`.
-
-        Raises:
-            RowError: the template refuses the messages.
-        """
+        """Return a conversation's ids up to the model's answer, `[len] int32`; raises RowError if it is refused."""
         return self._tokenizer.encode_any(self._render(messages), special=False)
 
     def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:

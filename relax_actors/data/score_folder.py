@@ -35,11 +35,7 @@ class ScoreFolder:
 
 
 def read_score_folder(folder: Path, setting: str) -> ScoreFolder:
-    """Read the facts of a reward model.
-
-    Args:
-        folder: folder of transformers with a sequence or a token classifier.
-        setting: configuration key that names it, for errors.
+    """Read the facts of a reward model: a folder of transformers with a sequence or a token classifier.
 
     Raises:
         ConfigError: it is no model folder, or its model has no linear head of scores.

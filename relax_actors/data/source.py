@@ -75,11 +75,7 @@ class SourceSettings:
     """Most bytes of media in a row; 0 for a model of text alone, whose rows have none."""
 
     def required(self, name: str, kind: str) -> Any:
-        """The value of a setting that a kind of source cannot do without.
-
-        Raises:
-            ConfigError: it is not set.
-        """
+        """The value of a setting that a kind of source cannot do without; raises ConfigError if it is not set."""
         value = getattr(self, name)
         if value is None:
             msg = f"data.{name} is not set; data.kind = {kind!r} needs it"

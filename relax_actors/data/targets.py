@@ -18,22 +18,13 @@ MARGIN, STEPS, LABELS = "margin", "steps", "labels"
 
 
 class Targets:
-    """Reads labels and margins.
-
-    Args:
-        classes: number of scores; a label is one of this many classes, and of two with one score.
-        separator: text that ends a step.
-    """
+    """Reads labels and margins; a label is one of `classes`, or of two with one score. `separator` ends a step."""
 
     def __init__(self, classes: int, separator: str) -> None:
         self._classes, self._separator = max(2, classes), separator
 
     def margin(self, fields: Mapping[str, Any]) -> float:
-        """Return the margin of a pair, 0 without one.
-
-        Raises:
-            RowError: it is no finite number.
-        """
+        """Return the margin of a pair, 0 without one; raises RowError if it is no finite number."""
         margin = fields.get(MARGIN, 0.0)
         if margin is None:
             return 0.0
@@ -46,11 +37,7 @@ class Targets:
         return float(margin)
 
     def label(self, fields: Mapping[str, Any]) -> float:
-        """Return the class of a labelled answer.
-
-        Raises:
-            RowError: the row has no label, or one of no class.
-        """
+        """Return the class of a labelled answer; raises RowError if the row has no label, or one of no class."""
         return self._class_of(fields.get(LABEL), "its field 'label'")
 
     def steps(self, answer: str, fields: Mapping[str, Any]) -> tuple[list[str], list[float]]:
@@ -104,11 +91,7 @@ def steps_of(answer: str, separator: str) -> list[str]:
 
 
 def is_good(fields: Mapping[str, Any]) -> bool:
-    """Return whether a labelled answer is good.
-
-    Raises:
-        RowError: the row does not say it.
-    """
+    """Return whether a labelled answer is good; raises RowError if the row does not say it."""
     label = fields.get(LABEL)
     if not isinstance(label, bool):
         msg = f"its field 'label' is {label!r:.60}; write true for a good answer, and false for a bad one"

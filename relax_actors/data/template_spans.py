@@ -69,15 +69,9 @@ def _joined(marks: Sequence[Span]) -> list[Span]:
 def message_spans(
     tokenizer: Tokenizer, messages: Sequence[Message], wanted: Sequence[bool], tools: object
 ) -> tuple[str, list[Span | None]]:
-    """Render a conversation, and find messages in it as what each adds to the conversation before it.
+    """Render a conversation, and find the `wanted` messages as what each adds to the conversation before it.
 
     An answer begins where the template asks the model for it.
-
-    Args:
-        tokenizer: of the model, with its chat template.
-        messages: the conversation.
-        wanted: whether to find each message.
-        tools: JSON schemas of functions that the model may call; None without any.
 
     Returns:
         The text, and where each wanted message is; None for the others.

@@ -66,7 +66,7 @@ class Tokenizer:
     @cached_property
     def stop_ids(self) -> frozenset[int]:
         """Ids that end a completion, from generation_config.json and config.json."""
-        found: set[int] = set()
+        stops: set[int] = set()
         for name in ("generation_config.json", "config.json"):
             path = self._folder / name
             body = _json_object(path)
@@ -75,8 +75,8 @@ class Tokenizer:
             if wrong := [i for i in ids if type(i) is not int or i < 0]:
                 msg = f"{path}: eos_token_id holds {wrong[0]!r:.80}, which is no token id; write a number or a list"
                 raise ConfigError(msg)
-            found |= set(ids)
-        return frozenset(found)
+            stops |= set(ids)
+        return frozenset(stops)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -165,11 +165,7 @@ class Tokenizer:
 
     @contextmanager
     def _turn_of(self, size: int) -> Iterator[None]:
-        """Wait until a text of this many bytes may be tokenized.
-
-        Raises:
-            SlowRowError: its turn has not come.
-        """
+        """Wait until a text of this many bytes may be tokenized; raises SlowRowError if its turn has not come."""
         if size <= LONG_BYTES:
             yield
             return
@@ -283,11 +279,7 @@ class Tokenizer:
 
     @cached_property
     def formatter(self) -> Any:
-        """Transformers' tokenizer, which has the chat template.
-
-        Raises:
-            ConfigError: the tokenizer's files cannot be loaded.
-        """
+        """Transformers' tokenizer, with the chat template; raises ConfigError if its files cannot be loaded."""
         from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 a second to import, only for chats
 
         try:
@@ -301,11 +293,7 @@ class Tokenizer:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file of the model folder; empty if there is none.
-
-    Raises:
-        ConfigError: it holds no JSON object.
-    """
+    """Read a JSON file of the model folder; empty if there is none; raises ConfigError if it holds no JSON object."""
     if not path.exists():
         return {}
     try:

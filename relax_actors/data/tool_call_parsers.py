@@ -18,11 +18,7 @@ Parts = Iterator[str | ToolCall | MalformedCall]
 
 
 def _loads(text: str, at: int = 0) -> tuple[Any, int]:
-    """Decode the JSON value that begins at a position; return it and its end.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Decode the JSON value that begins at a position; return it and its end; raises ValueError if there is none."""
 
     def refuse(name: str) -> Any:
         msg = f"{name} is not JSON"

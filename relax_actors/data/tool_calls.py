@@ -17,8 +17,8 @@ def split_reasoning(text: str, *, thinks: bool | None = None) -> tuple[str, str]
         thinks: whether the prompt has opened the reasoning; None if the caller does not know.
     """
     opened = bool(thinks) or text.lstrip().startswith("<think>")
-    before, found, after = text.partition("</think>")
-    if not found:
+    before, tag, after = text.partition("</think>")
+    if not tag:
         return (before.strip().removeprefix("<think>").strip(), "") if opened else ("", text)
     if not opened and thinks is not None:
         return "", text

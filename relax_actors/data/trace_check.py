@@ -57,57 +57,48 @@ class ExaminedTraces:
 
 
 def examine_files(path: Path, model: Path | None) -> ExaminedTraces:
-    """Read all traces of files, one in memory at once.
-
-    Args:
-        path: file, folder or pattern.
-        model: folder of a model whose vocabulary and tokenizer are compared; None to compare neither.
+    """Read all traces of files, one in memory at once; compare them with the vocabulary and tokenizer of `model`.
 
     Raises:
         ConfigError: no such file, or no such model.
     """
-    files, found = TraceFiles(SourceSettings(path=path)), ExaminedTraces()
+    files, examined = TraceFiles(SourceSettings(path=path)), ExaminedTraces()
     tokenizer, vocabulary = (None, 0) if model is None else (Tokenizer(model), measure(model).vocabulary)
     for number in range(len(files)):
-        found.traces += 1
+        examined.traces += 1
         try:
             where, record = files.place(number), files.record(number)
             trace = trace_of(record, where)
             if isinstance(record, dict):
-                found.formats.add(format_of(record, where))
+                examined.formats.add(format_of(record, where))
             if tokenizer is not None:
                 checked_text(trace, tokenizer, vocabulary)
         except RowError as error:
-            found.errors.append(str(error))
+            examined.errors.append(str(error))
             continue
-        found.tokens += sum(len(sequence.token_ids) for sequence in trace.sequences)
-        found.trained += trace.trained_tokens
-        found.without_reward += trace.reward is None
+        examined.tokens += sum(len(sequence.token_ids) for sequence in trace.sequences)
+        examined.trained += trace.trained_tokens
+        examined.without_reward += trace.reward is None
     rows = TraceRows(files)
-    found.rows = len(rows)
-    if not found.errors:
-        found.errors = _problems(rows)
-    return found
+    examined.rows = len(rows)
+    if not examined.errors:
+        examined.errors = _problems(rows)
+    return examined
 
 
 def _problems(rows: TraceRows) -> list[str]:
     """Return why rows of exact traces are no rows: they have other prompts, or tokens that none trains."""
-    found = []
+    problems = []
     for number in range(len(rows)):
         try:
             trajectory_of(rows.traces(number))
         except RowError as error:
-            found.append(str(error))
-    return found
+            problems.append(str(error))
+    return problems
 
 
 def check_traces(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
     """Make the first rows of traces into trajectories, and note what of them is trained.
-
-    Args:
-        run: the run.
-        data: section of the source.
-        where: name of the section, for messages.
 
     Raises:
         ConfigError: the source does not open, or none of the rows can be trained.

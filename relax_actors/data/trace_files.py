@@ -69,11 +69,7 @@ class TraceFiles:
         return self._rows.place(*self._rows.locate(number))
 
     def record(self, number: int) -> object:
-        """Return the record of a trace, as its format has it.
-
-        Raises:
-            RowError: it cannot be decoded.
-        """
+        """Return the record of a trace, as its format has it; raises RowError if it cannot be decoded."""
         return self._rows.read(*self._rows.locate(number))
 
     def head(self, number: int) -> Head | None:
@@ -81,20 +77,16 @@ class TraceFiles:
         try:
             if isinstance(self._rows, Parquet):
                 record = self._rows.part(*self._rows.locate(number), HEAD)
-                found = FORMATS[PARQUET].head(record) if isinstance(record, dict) else None
+                head_of_row = FORMATS[PARQUET].head(record) if isinstance(record, dict) else None
             else:
                 record = self.record(number)
-                found = FORMATS[format_of(record, "")].head(record) if isinstance(record, dict) else None
+                head_of_row = FORMATS[format_of(record, "")].head(record) if isinstance(record, dict) else None
         except RowError:
             return None
-        return found if found is not None and found.row else None
+        return head_of_row if head_of_row is not None and head_of_row.row else None
 
     def trace(self, number: int) -> Trace:
-        """Return a trace.
-
-        Raises:
-            RowError: it cannot be decoded, or is not exact.
-        """
+        """Return a trace; raises RowError if it cannot be decoded, or is not exact."""
         return trace_of(self.record(number), self.place(number))
 
 

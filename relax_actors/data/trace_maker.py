@@ -21,12 +21,7 @@ from relax_actors.traces.turns import turns_of
 
 
 def prompt_of_traces(task: Task, tokenizer: Tokenizer, **fields: Any) -> Prompt:
-    """Return the first cell of a row of traces.
-
-    Args:
-        task: the row, of a source of traces.
-        tokenizer: of the model.
-        fields: further fields of the cell, such as seed and min_version.
+    """Return the first cell of a row of traces, with further fields such as seed and min_version.
 
     Raises:
         RowError: the row is too large for a cell, or has a token that the model does not know.
@@ -145,10 +140,10 @@ def _have(turns: list[str], parts: list[str]) -> bool:
     texts = [_dense(turn) for turn in turns] if len(parts) > 1 else [_dense("".join(turns))]
     at = 0
     for part in parts:
-        found = next((i for i in (*range(at, len(texts)), *range(at)) if part in texts[i]), None)
-        if found is None:
+        place = next((i for i in (*range(at, len(texts)), *range(at)) if part in texts[i]), None)
+        if place is None:
             return False
-        at = found
+        at = place
     return True
 
 
@@ -157,11 +152,7 @@ def _dense(text: str) -> str:
 
 
 def spelled(tokenizer: Tokenizer, tokens: NDArray[Any], where: str) -> str:
-    """Return the text of tokens.
-
-    Raises:
-        TraceError: the tokenizer does not know one.
-    """
+    """Return the text of tokens; raises TraceError if the tokenizer does not know one."""
     try:
         return tokenizer.spell(tokens)
     except OverflowError as error:

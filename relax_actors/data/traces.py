@@ -33,11 +33,7 @@ class Take(StrEnum):
 
 
 def open_traces(settings: SourceSettings) -> TraceRows:
-    """Open `data.path` as traces.
-
-    Raises:
-        ConfigError: no such file, or a file that cannot be read.
-    """
+    """Open `data.path` as traces; raises ConfigError if there is no such file, or one cannot be read."""
     if settings.fields:
         msg = "data.fields renames fields of rows, and traces have formats of their own; leave it out"
         raise ConfigError(msg)
@@ -86,12 +82,7 @@ class TraceRows:
         return len(self._rows)
 
     def traces(self, i: int) -> list[Trace]:
-        """Return the traces of a row.
-
-        Raises:
-            IndexError: i is negative or not below the length.
-            RowError: one of them is not exact.
-        """
+        """Return the traces of a row; raises IndexError for an `i` out of range, RowError if one is not exact."""
         check_index(i, len(self._rows))
         return self._traces(self._rows[i])
 

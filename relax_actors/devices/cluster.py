@@ -15,11 +15,7 @@ _NODES = re.compile(r"([1-9]\d{0,2})x(\d{1,4}(?:x\d{1,6}GiB)?)")
 
 
 def simulated_nodes(text: str) -> list[Inventory]:
-    """Return nodes that exist on paper only, from their number and the GPUs of each such as "2x8" or "2x8x80GiB".
-
-    Raises:
-        ConfigError: the text is neither.
-    """
+    """Return nodes on paper, "2x8" or "2x8x80GiB": their number and GPUs of each; raises ConfigError for others."""
     match = _NODES.fullmatch(text)
     if match is None:
         msg = f"--nodes {text!r} is not a number of nodes and their GPUs; write 2x8, or 2x8x80GiB"

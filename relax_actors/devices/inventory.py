@@ -113,11 +113,7 @@ class GpuRequest:
     simulated: str = ""
 
     def inventory(self) -> Inventory:
-        """Return the GPUs.
-
-        Raises:
-            ConfigError: a text is wrong, or names a GPU that this machine lacks.
-        """
+        """Return the GPUs; raises ConfigError if a text is wrong, or names a GPU that this machine lacks."""
         if self.gpus and self.simulated:
             msg = f"--gpus {self.gpus!r} and --simulate-gpus {self.simulated!r} exclude each other; give one"
             raise ConfigError(msg)
@@ -132,11 +128,7 @@ NO_REQUEST = GpuRequest()
 
 
 def choose(machine: Inventory, gpus: str) -> Inventory:
-    """Return some GPUs of a machine, by their numbers such as "0,1".
-
-    Raises:
-        ConfigError: the text is not a list of numbers, or names a GPU that the machine lacks.
-    """
+    """Return GPUs of a machine by numbers such as "0,1"; raises ConfigError for other texts and missing GPUs."""
     parts = gpus.split(",")
     if not all(part.isascii() and part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         msg = f"--gpus {gpus!r} is not a list of GPUs; write numbers such as 0,1,2, or {NO_GPUS}"
@@ -150,11 +142,7 @@ def choose(machine: Inventory, gpus: str) -> Inventory:
 
 
 def simulate(text: str) -> Inventory:
-    """Return GPUs that exist on paper only, from their number and memory such as "8x80GiB"; 80 GiB each by default.
-
-    Raises:
-        ConfigError: the text is not a number of GPUs.
-    """
+    """Return GPUs on paper, such as "8x80GiB", or 80 GiB each by default; raises ConfigError for other texts."""
     match = _SIMULATED.fullmatch(text)
     if match is None:
         msg = f"--simulate-gpus {text!r} is not a number of GPUs; write 8, or 8x80GiB"
@@ -234,11 +222,7 @@ def _bits(words: Any) -> Iterator[int]:
 
 @contextmanager
 def _driver() -> Iterator[ModuleType | None]:
-    """Open NVIDIA's management library; yield None on a machine without it.
-
-    Raises:
-        ConfigError: the driver is there and does not answer.
-    """
+    """Open NVIDIA's management library, None on a machine without it; raises ConfigError if it does not answer."""
     import pynvml  # noqa: PLC0415 most commands need no GPU
 
     try:

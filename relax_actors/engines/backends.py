@@ -24,25 +24,13 @@ BACKENDS = {"rollout": INFERENCE_ENGINES, "trainer": TRAINING_ENGINES, "critic":
 
 
 def inference_backend(config: Config) -> InferenceBackend:
-    """Load the backend named by `rollout.backend`.
-
-    Raises:
-        ConfigError: the name is unknown, or its module cannot be imported.
-    """
+    """Load the backend named by `rollout.backend`; raises ConfigError if it is unknown or cannot be imported."""
     backend: InferenceBackend = _instance(INFERENCE_ENGINES, config.rollout.backend, "rollout.backend")
     return backend
 
 
 def frozen_engine(context: Context, name: str, setting: str, model: Path, device: str) -> InferenceEngine:
-    """Build an inference engine of a frozen model folder; see `InferenceBackend.build_frozen`.
-
-    Args:
-        context: context of the actor.
-        name: name of the backend.
-        setting: configuration key that names it, for errors.
-        model: model folder with weights and tokenizer.
-        device: torch device, or "auto".
-    """
+    """Build an inference engine of a frozen model folder; see `InferenceBackend.build_frozen`."""
     backend: InferenceBackend = _instance(INFERENCE_ENGINES, name, setting)
     return backend.build_frozen(context, model, device)
 
@@ -75,17 +63,7 @@ def scoring_backend(name: str, setting: str) -> ScoringBackend:
 
 
 def check_adapters(config: Config, backend: object, setting: str, name: str) -> None:
-    """Refuse an engine that cannot compute with the adapter of [lora].
-
-    Args:
-        config: configuration of the run.
-        backend: backend of the engine.
-        setting: configuration key that names it.
-        name: its name.
-
-    Raises:
-        ConfigError: the run trains an adapter, and the backend does not say that it has adapters.
-    """
+    """Raise ConfigError if the run trains an adapter that the engine's backend cannot compute with."""
     if config.lora is None or getattr(backend, "has_adapters", False):
         return
     known = '"transformers" or "sglang"' if setting.startswith("rollout") else '"torch" or "megatron"'
@@ -103,11 +81,7 @@ def footprints(config: Config) -> dict[str, Footprint]:
 
 
 def critic_section(config: Config) -> CriticSection:
-    """Section [critic] of a run that has a critic.
-
-    Raises:
-        ConfigError: it is missing.
-    """
+    """Section [critic] of a run that has a critic; raises ConfigError if it is missing."""
     if config.critic is None:
         msg = "role critic needs a section [critic]; add it"
         raise ConfigError(msg)
@@ -117,9 +91,8 @@ def critic_section(config: Config) -> CriticSection:
 def unused_settings(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
     """Yield a line for each setting of a backend that the run does not use, and for options that none reads.
 
-    Args:
-        config: configuration of the run.
-        spelled: dotted names that the file or an override sets; without them, settings that differ from the default.
+    Without `spelled`, the dotted names that the file or an override sets, these are settings that differ from the
+    default.
     """
     for section, name, table in _other_tables(config):
         defaults = type(table)().model_dump(mode="json")
@@ -156,5 +129,5 @@ def _other_tables(config: Config) -> Iterator[tuple[str, str, BaseModel]]:
 
 
 def _instance(registry: Registry[Any], name: str, setting: str) -> Any:
-    found = registry.load(name, setting)
-    return found() if isinstance(found, type) else found
+    backend = registry.load(name, setting)
+    return backend() if isinstance(backend, type) else backend

@@ -75,11 +75,10 @@ class Environment:
     shares_process: ClassVar[bool] = True
 
     def reset(self, task: Mapping[str, Any], rng: np.random.Generator) -> Result | Awaitable[Result]:
-        """Begin the episode and return the first observation, which may be empty.
+        """Begin the episode of a task and return the first observation, which may be empty.
 
-        Args:
-            task: the task of the data: `prompt` (text), `answer` (text) and `metadata`.
-            rng: source of all random choices; it depends on the row and the sample alone.
+        All random choices come from `rng`, which depends on the row and the sample alone. The task has `prompt` (text),
+        `answer` (text) and `metadata`.
         """
         raise NotImplementedError
 
@@ -118,19 +117,11 @@ class Environment:
 
     @classmethod
     def tool_schemas(cls, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return JSON schemas of functions that the model may call, for its chat template; none by default.
-
-        Args:
-            options: values of the options.
-        """
+        """Return JSON schemas of functions that the model may call, for its chat template; none by default."""
         del options
         return []
 
     @classmethod
     def build(cls, given: dict[str, Any], where: str = "environment.options") -> Environment:
-        """Create an instance and set its options.
-
-        Raises:
-            ConfigError: an option is unknown, missing or of the wrong type.
-        """
+        """Create an instance and set its options; raises ConfigError for unknown, missing or wrong ones."""
         return build(cls, Environment, given, where, "reset")

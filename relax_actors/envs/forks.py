@@ -44,9 +44,7 @@ class Fork:
 class Forks:
     """Starts the processes of sessions. Use it in a thread that lives as long as this process.
 
-    Args:
-        section: settings of the environment, whose class is imported here.
-        environment: additional environment variables of the sessions.
+    The environment's class is imported here.
 
     Raises:
         ConfigError: the class does not import, or its options are wrong.
@@ -85,11 +83,7 @@ class Forks:
         return self._process.pid
 
     async def start(self, cpu_seconds: int | None) -> Fork:
-        """Fork the process of a session.
-
-        Raises:
-            ActorError: the process that forks has ended.
-        """
+        """Fork the process of a session; raises ActorError if the process that forks has ended."""
         async with self._starting:
             own, remote = socket.socketpair()
             name = next(self._names)

@@ -17,12 +17,7 @@ def frame(data: bytes) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader, most: int) -> bytes:
-    """Read one frame.
-
-    Raises:
-        asyncio.IncompleteReadError: the other side has closed the socket.
-        CodecError: the frame is longer than `most` bytes.
-    """
+    """Read a frame; raises asyncio.IncompleteReadError at the end, CodecError for more than `most` bytes."""
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if size > most:
         msg = f"frame of {size} bytes is over the limit of {most}"

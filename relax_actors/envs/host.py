@@ -52,10 +52,7 @@ class HostedSession:
 class SessionHost:
     """Hosts sessions; all methods run in the event loop.
 
-    Args:
-        section: settings of the environment.
-        forks: starts their processes.
-        report: called with session, turn and text of each failure of an environment.
+    `report` is called with session, turn and text of each failure of an environment.
     """
 
     def __init__(

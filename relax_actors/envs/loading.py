@@ -16,9 +16,7 @@ SETTING, OPTIONS = "environment.name", "environment.options"
 def load_environment(section: EnvironmentSection, *, hosted: bool = True) -> tuple[type[Environment], dict[str, Any]]:
     """Return the class of an environment and the values of its options.
 
-    Args:
-        section: settings of the environment.
-        hosted: whether this machine is to host sessions; otherwise the sandbox and other requirements are not checked.
+    Unless this machine is to host sessions (`hosted`), the sandbox and other requirements are not checked.
 
     Raises:
         ConfigError: the class does not import or is no environment, a package that it needs is missing, or an option is

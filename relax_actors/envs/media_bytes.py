@@ -20,11 +20,7 @@ _FASTEST = 1
 
 
 def with_bytes(part: dict[str, Any]) -> dict[str, Any]:
-    """Return a content part with the bytes of a file in place of an array.
-
-    Raises:
-        ValueError: the array is no picture and no sound.
-    """
+    """Return a content part with a file's bytes in place of an array; raises ValueError for other arrays."""
     arrays = [name for name, value in part.items() if isinstance(value, np.ndarray)]
     if not arrays:
         return part
@@ -39,10 +35,7 @@ def with_bytes(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def png_of(pixels: NDArray[Any]) -> bytes:
-    """Return a picture as a PNG file, whose bytes follow from the pixels.
-
-    Args:
-        pixels: `[height, width]` or `[height, width, 3] uint8`.
+    """Return a picture, `[height, width]` or `[height, width, 3] uint8`, as a PNG file; equal pixels, equal bytes.
 
     Raises:
         ValueError: the array has another shape or type.
@@ -63,11 +56,7 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def wav_of(samples: NDArray[Any], rate: Any) -> bytes:
-    """Return a sound as a WAV file of 16 bits.
-
-    Args:
-        samples: `[samples]` int16, or floats from -1 to 1.
-        rate: samples a second.
+    """Return a sound, `[samples]` int16 or floats from -1 to 1, as a WAV file of 16 bits.
 
     Raises:
         ValueError: the array has another shape or type, or there is no rate.

@@ -29,14 +29,7 @@ class EnvironmentFaultError(Exception):
 
 
 def answer_of(result: Any, session: str, turn: int, max_bytes: int, players: Sequence[str] = ()) -> EnvironmentAnswer:
-    """Convert what `reset` or `step` returned.
-
-    Args:
-        result: a `Step` or an observation.
-        session: name of the session.
-        turn: number of the action; -1 for `reset`.
-        max_bytes: largest observation.
-        players: names of the players; empty without players.
+    """Convert what `reset` or `step` returned; the turn of `reset` is -1, and `players` are empty without players.
 
     Raises:
         EnvironmentFaultError: the result has a wrong type, is not UTF-8, too large, holds a number that is not finite,
@@ -79,11 +72,7 @@ def answer_of(result: Any, session: str, turn: int, max_bytes: int, players: Seq
 
 
 def checked_state(state: Any) -> bytes | None:
-    """Return what `Environment.state` returned.
-
-    Raises:
-        EnvironmentFaultError: it is neither bytes nor None, or too large.
-    """
+    """Return what `Environment.state` returned; raises EnvironmentFaultError unless bytes, or too large."""
     if state is None or (isinstance(state, bytes) and len(state) <= MAX_STATE_BYTES):
         return state
     what = f"{len(state)} bytes" if isinstance(state, bytes) else f"a {type(state).__name__}"
@@ -92,11 +81,7 @@ def checked_state(state: Any) -> bytes | None:
 
 
 def messages_of(observation: Any, method: str = "step()") -> list[dict[str, Any]]:
-    """Convert an observation to chat messages; an empty text gives none.
-
-    Raises:
-        EnvironmentFaultError: it is none of the kinds of `Observation`.
-    """
+    """Convert an observation to chat messages, an empty text to none; raises EnvironmentFaultError for others."""
     if isinstance(observation, str):
         return [{"role": "user", "content": _text(observation, method)}] if observation else []
     if isinstance(observation, Mapping):

@@ -11,10 +11,12 @@ from relax_actors.config import Config
 from relax_actors.config.evaluation import EvalSet
 from relax_actors.errors import CodecError, StoreError
 from relax_actors.evaluation.records import Answer, Record, SetFacts
-from relax_actors.evaluation.votes import vote_of
 from relax_actors.messages import Dropped, Prompt, Quarantined, Reward, Trajectory
 from relax_actors.messages.said import said
 from relax_actors.messages.samples import unpack_conversations
+from relax_actors.rewards._choice import chosen
+from relax_actors.rewards._numeric import last_number
+from relax_actors.rewards._text import final_part
 
 if TYPE_CHECKING:
     from broker.table import Cell
@@ -28,6 +30,8 @@ COLUMNS = {"prompt": Prompt, "trajectory": Trajectory, "reward": Reward, "quaran
 CHANGED = "left out: [eval] was changed while the version was evaluated; the row is of another set or other settings"
 NO_CATEGORY = "(none)"
 """Category of a row without the set's category field."""
+MAX_VOTE = 2000
+"""Characters of an answer that are compared."""
 
 
 def facts_of(config: Config) -> dict[str, SetFacts]:
@@ -45,14 +49,7 @@ def facts_of(config: Config) -> dict[str, SetFacts]:
 def records_of(
     table: TableReader, config: Config, rows: Sequence[RowId], progress: Callable[[], None]
 ) -> Iterator[Record]:
-    """Yield the record of each row, in order.
-
-    Args:
-        table: table of the run, with its store.
-        config: configuration of the run.
-        rows: the rows, which have all ended.
-        progress: called between the pages of rows that are read together.
-    """
+    """Yield the record of each row, in order; all have ended. `progress` is called between pages of rows."""
     assert config.eval is not None  # noqa: S101 without it there are no held-out rows
     marks = config.eval.marks()
     for begin in range(0, len(rows), PAGE):
@@ -115,3 +112,16 @@ def _problem(quarantined: Quarantined | None, dropped: Dropped | None) -> str:
     if quarantined is not None:
         return f"quarantined by {quarantined.role}: {quarantined.error}"
     return "its reward is malformed" if dropped is None else f"dropped, {dropped.reason}: {dropped.detail}"
+
+
+def vote_of(text: str, form: str) -> str:
+    """Return what a text answers in the form `eval.vote`: "final", "number" or "letter".
+
+    Equal answers give equal strings, and a text without an answer an empty one.
+    """
+    if form == "number":
+        number = last_number(text)
+        return "" if number is None else str(number)
+    if form == "letter":
+        return chosen(final_part(text), []) or ""
+    return " ".join(final_part(text).split())[:MAX_VOTE]

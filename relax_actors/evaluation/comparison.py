@@ -169,11 +169,9 @@ def _differences(*values: NDArray[np.float64]) -> list[Difference]:
 def bootstrap(*differences: NDArray[np.float64]) -> list[Interval | None]:
     """Return the percentile intervals of 95 % of means (Efron 1979), from 10,000 samples of the prompts; same seed.
 
-    Above 5,000 prompts, where the distribution of a mean is as good as normal, the interval is that of `mean_interval`,
-    so that the work is bounded. Fewer than two prompts have none.
-
-    Args:
-        differences: arrays `[prompts] float64`, differences of each prompt; all are of the same prompts.
+    Each of the `differences` is `[prompts] float64`, of the same prompts. Above 5,000 prompts, where the distribution
+    of a mean is as good as normal, the interval is that of `mean_interval`, so that the work is bounded. Fewer than two
+    prompts have none.
     """
     source, n = np.random.default_rng(SEED), len(differences[0])
     if not 1 < n <= MOST_RESAMPLED:

@@ -20,10 +20,7 @@ CHUNK = 1 << 24
 
 
 def model_folder(given: str) -> Path:
-    """Return the folder of a model.
-
-    Args:
-        given: a model folder, or the name or folder of a run.
+    """Return the folder of a model: a model folder, or that of a run by its name or folder.
 
     Raises:
         ConfigError: it is neither, the run has no model yet, or the folder holds no weights.

@@ -97,16 +97,7 @@ class Evaluated:
 
 
 def write_evaluation(path: Path, head: Evaluated, records: Iterable[Record]) -> None:
-    """Write the file of an evaluation atomically; only its user may read it.
-
-    Args:
-        path: its name.
-        head: the evaluation; its own records are not used.
-        records: its rows, which are written one by one.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the file of an evaluation, `head` with other rows, atomically and readable by its user alone."""
     make_private_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
@@ -125,11 +116,7 @@ def write_evaluation(path: Path, head: Evaluated, records: Iterable[Record]) -> 
 
 
 def read_evaluation(path: Path) -> Evaluated:
-    """Read the file of an evaluation.
-
-    Raises:
-        ConfigError: there is none, or it is not the file of an evaluation.
-    """
+    """Read the file of an evaluation; raises ConfigError if there is none, or it is not the file of an evaluation."""
     try:
         with path.open() as file:
             return _read(iter(file))

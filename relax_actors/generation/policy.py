@@ -120,11 +120,7 @@ class Policy:
         self._batch.release(conversation)
 
     def refresh_of(self, version: int | None) -> Refresh | None:
-        """Return the function that swaps weights within a batch; None if nothing may.
-
-        Args:
-            version: exact version of the batch; None for the newest.
-        """
+        """Return the function that swaps weights within a batch of a version, or of the newest; None if nothing may."""
         return self.stager.refresh if version is None and self._updates_in_flight else None
 
     def waits_for_weights(self, version: int | None) -> bool:
@@ -139,12 +135,9 @@ class Policy:
     ) -> Iterator[None]:
         """Generate what waits, and what joins it meanwhile; yield between two tokens, after samples were given out.
 
-        Ends when nothing runs and nothing joins.
-
-        Args:
-            version: exact version in use, which is kept; None if newer weights may be swapped in.
-            exchange: called before requests join, with the number of rows that the engine has room for.
-            invites: whether guests may begin or join.
+        Ends when nothing runs and nothing joins. An exact `version` in use is kept; without it, newer weights may be
+        swapped in. `exchange` is called before requests join, with the number of rows that the engine has room for;
+        guests begin and join if `invites`.
         """
 
         def join(limit: int) -> list[GenerationRequest]:
@@ -167,12 +160,7 @@ class Policy:
             self.profiles.end_step()
 
     def answer(self, requests: Sequence[GenerationRequest], version: int | None) -> list[Samples]:
-        """Generate requests as one batch that nothing joins; return the samples of each.
-
-        Args:
-            requests: the requests.
-            version: exact version in use, which is kept; None if newer weights may be swapped in.
-        """
+        """Generate requests as one batch that nothing joins, with an exact version, if given; return their samples."""
         asked = [self.generate(request, Kind.ROW) for request in requests]
         for _ in self.run(version, invites=lambda: False):
             pass
@@ -185,8 +173,7 @@ class Policy:
     def serve(self, until: Callable[[], bool]) -> None:
         """Generate guests until none waits.
 
-        Args:
-            until: after it has returned true, no further guest is taken, and those in flight are finished.
+        After `until` has returned true, no further guest is taken, and those in flight are finished.
         """
         while self.guests_waiting and not until():
             try:

@@ -50,9 +50,7 @@ class Work(Protocol):
 class SingleTurns:
     """Rows whose samples are one answer each.
 
-    Args:
-        generate: asks for the samples of a row.
-        finish: returns the result of a row from its samples and the seconds that they took.
+    `generate` asks for the samples of a row; `finish` returns its result from them and the seconds that they took.
     """
 
     asks_as_guests = False

@@ -35,12 +35,7 @@ class Sampling:
 
 
 def sampling_of(config: Config, row: RowId, baselines: int = 0) -> Sampling:
-    """Return how the answers to a row are sampled.
-
-    Args:
-        config: configuration of the run.
-        row: the row.
-        baselines: greedy samples that a training row gets in addition (ReMax).
+    """Return how the answers to a row are sampled; a training row gets `baselines` greedy samples more (ReMax).
 
     Raises:
         RowError: the row is held out, and no set of [eval] has it.

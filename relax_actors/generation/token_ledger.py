@@ -25,11 +25,9 @@ Conversation = TypeVar("Conversation", bound=Hashable)
 class TokenLedger:
     """Tokens of conversations, in the order of their first turns. Decides without input and output.
 
-    Args:
-        running: tokens of all conversations and guests in generation, with what their turns may add; None without a
-            limit.
-        cached: tokens that the engine's cache holds; None without a limit.
-        guests: returns the tokens that the guests in flight need at most.
+    All conversations and guests in generation, with what their turns may add, have at most `running` tokens, and the
+    engine's cache holds `cached`; None without a limit. `guests` returns the tokens that the guests in flight need at
+    most.
     """
 
     def __init__(self, running: int | None, cached: int | None, guests: Callable[[], int] = lambda: 0) -> None:
@@ -58,12 +56,7 @@ class TokenLedger:
         return sorted(conversations, key=lambda one: places.get(one, len(places)))
 
     def begin(self, conversation: Hashable, tokens: int) -> bool:
-        """Begin a turn if there is room for it, or if nothing else runs.
-
-        Args:
-            conversation: identifies it.
-            tokens: of the conversation, with those that its turn may add.
-        """
+        """Begin a turn if there is room for its conversation with what it may add, or if nothing else runs."""
         self._turn_room.clear()
         if self._fits(conversation, tokens, self._guests() + self._guest_room):
             self._held[conversation] = self._running[conversation] = tokens
@@ -88,12 +81,7 @@ class TokenLedger:
         return older + guests + tokens <= self._cached_limit
 
     def guest_fits(self, tokens: int, ahead: int) -> bool:
-        """Whether there is room for a guest, or nothing else runs.
-
-        Args:
-            tokens: that it needs at most.
-            ahead: tokens of guests that begin with it.
-        """
+        """Whether a guest of at most `tokens` fits behind others with `ahead` tokens, or nothing else runs."""
         guests, kept = self._guests() + ahead, sum(self._turn_room.values())
         running = sum(self._running.values()) + guests + kept
         if self._running_limit is None or not running:

@@ -24,11 +24,7 @@ _NO_CAPABILITIES = ("--cap-drop", "ALL")
 
 
 def find_program(name: str, package: str) -> str:
-    """Return the path of a program.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the path of a program; raises ConfigError if it is not installed."""
     if (path := shutil.which(name)) is None:
         msg = f"{name} is not installed; install {package} (apt install {package})"
         raise ConfigError(msg)
@@ -39,11 +35,8 @@ def find_program(name: str, package: str) -> str:
 def isolated(families: Sequence[int] = seccomp.LOOPBACK) -> Iterator[tuple[list[str], int]]:
     """Yield the start of a command line of bwrap, and the descriptor that it must inherit.
 
-    The sandbox has no network, no other processes, no terminal, no capabilities, and refuses the system calls of
-    `seccomp`.
-
-    Args:
-        families: address families of which sockets can be made.
+    The sandbox has no network, no other processes, no terminal, no capabilities, sockets of the address `families`
+    alone, and refuses the system calls of `seccomp`.
 
     Raises:
         ConfigError: bubblewrap is not installed, or the system calls of this machine are not known.
@@ -79,11 +72,7 @@ def empty_folder(path: str, size: int) -> Iterator[str]:
 
 
 def problem(before: tuple[str, ...] = ()) -> str:
-    """Return why no sandbox can be created here; empty if it can.
-
-    Args:
-        before: command that starts bwrap, e.g. as another user.
-    """
+    """Return why no sandbox can be created here, by bwrap behind the command `before`; empty if it can."""
     try:
         with isolated() as (command, descriptor):
             if (version := _version(command[0])) and version < OLDEST:

@@ -74,11 +74,9 @@ def parents(controller: str) -> list[Path]:
 
 @contextmanager
 def control_group(name: str, limits: Mapping[str, int]) -> Iterator[ControlGroup]:
-    """Create a group, and remove it at the end.
+    """Create a group, and remove it at the end; one of that name, such as an actor's after a crash, is used again.
 
-    Args:
-        name: unique name on this machine; an existing group is used again, e.g. that of an actor after a crash.
-        limits: `pids`, number of processes and threads of the sandbox; `memory`, bytes of all that it holds.
+    The limits are `pids`, number of processes and threads of the sandbox, and `memory`, bytes of all that it holds.
 
     Raises:
         ConfigError: no group with one of the limits can be created.

@@ -44,10 +44,8 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]
 class ForkServer:
     """Forks processes until its client ends.
 
-    Args:
-        connection: socket to the client.
-        run: runs in a fork, with the arguments and descriptors of its request; the fork ends when it returns.
-        beat: called at least every `BEAT_SECONDS`.
+    `run` runs in a fork, with the arguments and descriptors of its request; the fork ends when it returns. `beat` is
+    called at least every `BEAT_SECONDS`.
     """
 
     def __init__(

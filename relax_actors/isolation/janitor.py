@@ -40,10 +40,8 @@ COMMAND = (sys.executable, "-I", "-S", "-c", _CODE)
 class Janitor:
     """A running janitor of this process's children; the kernel closes its pipe when this process ends.
 
-    Args:
-        folder: folder to remove at the end; empty for none.
-        shared_memory: beginnings of the names of shared-memory segments that are removed at the end if a process of the
-            tree has used them.
+    It removes `folder`, if given, and the shared-memory segments that a process of the tree has used, by the beginnings
+    of their names.
     """
 
     def __init__(self, folder: str = "", shared_memory: Sequence[str] = ()) -> None:

@@ -22,11 +22,7 @@ MANY_ZOMBIES = 256
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; end it now if the parent is gone.
-
-    Args:
-        parent: id of the parent, read before this process was forked.
-    """
+    """Have the kernel kill this process when its parent ends; end it now if the parent, of before the fork, is gone."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(1)
@@ -47,11 +43,8 @@ def is_subreaper() -> bool:
 def kill_orphans(known: Collection[int], spared: Callable[[int], bool] = lambda _: False) -> list[int]:
     """Kill the processes that this process has adopted, and their descendants; return their ids.
 
-    Call it after a child has ended. Does nothing in a process that is no subreaper.
-
-    Args:
-        known: ids of this process's own children that lead a session. Its children in its own session are never killed.
-        spared: whether an adopted process must live.
+    Call it after a child has ended. Does nothing in a process that is no subreaper. `known` are its own children that
+    lead a session; those in its own session are never killed, nor adopted processes that are `spared`.
     """
     killed: set[int] = set()
     end = time.monotonic() + END_SECONDS

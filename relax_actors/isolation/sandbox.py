@@ -74,11 +74,7 @@ class Ended:
 
 
 def check_bubblewrap(setting: str = "environment.options.sandbox") -> None:
-    """Check that bubblewrap works here, and that Python runs in its sandbox.
-
-    Raises:
-        ConfigError: no sandbox can be created here.
-    """
+    """Check that bubblewrap works here, and runs Python in its sandbox; raises ConfigError if not."""
     try:
         find_program("bwrap", "bubblewrap")
         why = problem(_as_nobody())
@@ -99,14 +95,9 @@ def run_program(
     kind: Literal["bubblewrap", "none"] = "bubblewrap",
     stderr: int = subprocess.STDOUT,
 ) -> Ended:
-    """Run a program, with a text as its standard input, and return how it ended.
+    """Run a program, by its path in the sandbox, with a text as its standard input; return how it ended.
 
-    Args:
-        command: the program and its arguments, by their paths in the sandbox.
-        text: standard input.
-        limits: its limits.
-        kind: "none" applies the limits without a sandbox.
-        stderr: error output, as Popen takes it; by default a part of the output.
+    `kind = "none"` applies the limits without a sandbox. `stderr` is as of Popen; by default a part of the output.
 
     Raises:
         ConfigError: a program that creates the sandbox is not installed.
@@ -251,11 +242,7 @@ def communicate(
 ) -> tuple[bytes, str]:
     """Write the input and read the output; return it, and why the program must be stopped.
 
-    Args:
-        process: the program.
-        text: its standard input.
-        limits: wall clock and bytes of output.
-        keep_input: whether standard input stays open behind the text.
+    `limits` are wall clock and bytes of output; with `keep_input`, standard input stays open behind the text.
     """
     assert process.stdin is not None  # noqa: S101 as given to Popen
     assert process.stdout is not None  # noqa: S101

@@ -55,21 +55,13 @@ def opened(source: Source, kind: str) -> Iterator[Any]:
 
 
 def decoder_of(source: Source, stream: Any) -> Any:
-    """Return the decoder of a stream.
-
-    Raises:
-        RowError: FFmpeg knows none for it, e.g. because the name of its codec is damaged.
-    """
+    """Return the decoder of a stream; raises RowError if FFmpeg knows none, e.g. for a damaged codec name."""
     if stream.codec_context is None:
         source.refuse(f"stream {stream.index} of the file has no codec that is read; convert it, or it is damaged")
     return stream.codec_context
 
 
 def check_end(source: Source, seconds: float, expected: float, step: float = 0.0) -> None:
-    """Refuse a truncated file; `step` is the time of a frame.
-
-    Raises:
-        RowError: what was found ends long before the duration in its header.
-    """
+    """Raise RowError for a file that ends long before the duration in its header; `step` is a frame's time."""
     if seconds < expected * (1 - LATE) - LATE_SECONDS - 2 * step:
         source.refuse(f"the file is truncated: it ends after {seconds:.1f} s of {expected:.1f} s")

@@ -56,11 +56,7 @@ def _check_longest(source: Source, seconds: float, longest: float) -> None:
 
 
 def _decode(source: Source, container: Any, stream: Any, settings: AudioSection, seconds: float) -> np.ndarray:
-    """Return one channel [samples] float32 of the first seconds, and up to a second more.
-
-    Raises:
-        RowError: it has no samples, exceeds the limit, or changes its channels.
-    """
+    """Return one channel `[samples] float32` of the first seconds, and up to one more; raises RowError."""
     # Only the format of the samples changes here; FFmpeg's own mixing and resampling are not used.
     floats = av.AudioResampler(format="fltp")
     stream.codec_context.thread_count = 1

@@ -69,11 +69,7 @@ class Clip:
 
 
 def read_timeline(source: Source, part: tuple[float, float | None]) -> Timeline:
-    """Return the times of all frames of a part of a video, without decoding them.
-
-    Raises:
-        RowError: there are none, or too many, or the file is truncated.
-    """
+    """Return the times of all frames of a part of a video, undecoded; raises RowError if none or too many."""
     with opened(source, "a video") as container:
         stream = _stream(source, container)
         times: list[float] = []

@@ -72,11 +72,7 @@ class Family:
 
 
 def family_of(folder: Path) -> Family | None:
-    """Return the family of a model folder; None for a text model.
-
-    Raises:
-        ConfigError: the model takes media that are not supported, or its files contradict each other.
-    """
+    """Return the family of a model folder, None for text; raises ConfigError if its media are not supported."""
     path = folder / "config.json"
     try:
         body = json.loads(path.read_text())
@@ -162,11 +158,7 @@ def _number(value: Any) -> int:
 
 
 def token_ids(body: dict[str, Any], spec: FamilySpec, folder: Path) -> dict[str, int]:
-    """Return the ids of a family's special tokens by role.
-
-    Raises:
-        ConfigError: neither the config nor the tokenizer has one that the model cannot do without.
-    """
+    """Return the ids of a family's special tokens by role; raises ConfigError if a needed one is missing."""
     ids: dict[str, int] = {}
     for role in spec.tokens:
         keys = (f"{role}_token_id", f"{role}_token_index")

@@ -85,11 +85,7 @@ def _process(
 
 
 def check_settings(settings: MediaSection, family: Family) -> None:
-    """Check that settings fit a model.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Check that settings fit a model; raises ConfigError if they do not."""
     if family.vision is not None:
         _check_pixels(IMAGE, settings.image, family.vision.image_pixels[0], family.vision)
         _check_pixels(VIDEO, settings.video, family.vision.video_pixels[0], family.vision)

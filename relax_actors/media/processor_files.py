@@ -54,11 +54,7 @@ class ProcessorFiles:
                 raise ConfigError(msg)
 
     def channels(self, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
-        """Return one value a channel.
-
-        Raises:
-            ConfigError: images and videos have different ones.
-        """
+        """Return one value a channel; raises ConfigError if images and videos have different ones."""
         values = [tuple(float(value) for value in part[name]) for part in (self.image, self.video) if name in part]
         if len({*values}) > 1:
             msg = f"{self.where}: {name} differs between images and videos: {values[0]} and {values[1]}"
@@ -74,11 +70,7 @@ class ProcessorFiles:
 
 
 def read_processor_files(folder: Path) -> ProcessorFiles:
-    """Read the processor files of a model folder.
-
-    Raises:
-        ConfigError: one is malformed, or names a processor or a setting that is not supported.
-    """
+    """Read a folder's processor files; raises ConfigError for malformed and unsupported ones."""
     read = {name: _read(folder / name) for name in FILES if (folder / name).exists()}
     first = read.get("preprocessor_config.json", {})
     whole = read.get("processor_config.json", {})

@@ -28,41 +28,25 @@ class Source:
     deadline: float = float("inf")
 
     def refuse(self, reason: str, cause: BaseException | None = None) -> NoReturn:
-        """End the row of the medium.
-
-        Raises:
-            RowError: always.
-        """
+        """End the row of the medium with a RowError."""
         msg = f"{self.name}: {reason}"
         raise RowError(msg) from cause
 
     def check_time(self) -> None:
-        """Check the deadline; decoders call it between frames.
-
-        Raises:
-            SlowRowError: it has passed.
-        """
+        """Check the deadline; decoders call it between frames; raises SlowRowError if it has passed."""
         if time.monotonic() > self.deadline:
             msg = f"{self.name}: decoding took longer than the deadline of the medium; shorten it or allow more time"
             raise SlowRowError(msg)
 
     def check_pixels(self, width: int, height: int) -> None:
-        """Check the size of an image or frame.
-
-        Raises:
-            RowError: it has no pixels, or too many.
-        """
+        """Check the size of an image or frame; raises RowError if it has no pixels, or too many."""
         if width < 1 or height < 1:
             self.refuse(f"its header says {width} x {height} pixels; the file is damaged")
         if width * height > (most := self.limits.max_pixels):
             self.refuse(f"{width} x {height} pixels exceed the limit of {most} pixels; reduce it or raise the limit")
 
     def check_resized(self, height: int, width: int) -> None:
-        """Check the size to which an image or frame is resized; settings of its row can ask for any.
-
-        Raises:
-            RowError: it has too many pixels.
-        """
+        """Check the size that an image is resized to, as its row may ask; raises RowError for too many pixels."""
         if width * height > (most := self.limits.max_pixels):
             self.refuse(
                 f"its settings enlarge it to {width} x {height} pixels, more than the limit of {most} pixels; lower "
@@ -70,21 +54,13 @@ class Source:
             )
 
     def check_seconds(self, seconds: float) -> None:
-        """Check the duration of a video or sound.
-
-        Raises:
-            RowError: it is too long.
-        """
+        """Check the duration of a video or sound; raises RowError if it is too long."""
         if seconds > (most := self.limits.max_seconds):
             self.refuse(f"{seconds:.1f} s exceed the limit of {most:g} s; shorten it or raise the limit")
 
 
 def read_source(source: bytes | Path, name: str, limits: LimitsSection, deadline: float) -> Source:
-    """Read a raw medium.
-
-    Raises:
-        RowError: it cannot be read, is empty, or is too large.
-    """
+    """Read a raw medium; raises RowError if it cannot be read, is empty, or is too large."""
     name = name or (str(source) if isinstance(source, Path) else "medium")
     try:
         size = source.stat().st_size if isinstance(source, Path) else len(source)

@@ -21,12 +21,7 @@ class Written:
 
 
 def missing_characters(tokenizer: Tokenizer, template: str) -> str:
-    """Return the characters of timestamps that a tokenizer cannot write; empty if it can write all of them.
-
-    Args:
-        tokenizer: tokenizer of the model.
-        template: `FamilySpec.timestamp`.
-    """
+    """Return the characters of timestamps that a tokenizer cannot write; empty if it can write all of them."""
     written = template.format(seconds=_ALL_DIGITS)
     if _writes(tokenizer, written):
         return ""
@@ -42,12 +37,7 @@ def _writes(tokenizer: Tokenizer, text: str) -> bool:
 
 
 class Timestamps:
-    """Writes times after a prompt.
-
-    Args:
-        tokenizer: tokenizer of the model.
-        template: `FamilySpec.timestamp`.
-    """
+    """Writes times after a prompt."""
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         self._tokenizer, self._template = tokenizer, template

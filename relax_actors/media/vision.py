@@ -16,12 +16,7 @@ from relax_actors.messages.media import IMAGE, VIDEO
 
 
 def image_features(source: Source, spec: VisionSpec, settings: ImageSection) -> Features:
-    """Return the features of an image.
-
-    Raises:
-        RowError: it cannot be decoded or is too large.
-        SizeError: the model takes no image of this shape.
-    """
+    """Return the features of an image; raises RowError if it cannot be decoded, SizeError for its shape."""
     image = decode_image(source)
     source.check_resized(*image_size(image, spec, settings))
     return features_of_image(image, spec, settings)
@@ -34,11 +29,7 @@ def features_of_image(image: np.ndarray, spec: VisionSpec, settings: ImageSectio
 
 
 def image_size(image: np.ndarray, spec: VisionSpec, settings: ImageSection) -> tuple[int, int]:
-    """Return the height and width to which an image is resized.
-
-    Raises:
-        SizeError: the model takes no image of this shape.
-    """
+    """Return height and width that an image is resized to; raises SizeError if the model takes none such."""
     low = spec.image_pixels[0] if settings.min_pixels is None else settings.min_pixels
     high = spec.image_pixels[1] if settings.max_pixels is None else settings.max_pixels
     return resized(image.shape[0], image.shape[1], settings.multiple or spec.factor, (low, high))
@@ -47,12 +38,7 @@ def image_size(image: np.ndarray, spec: VisionSpec, settings: ImageSection) -> t
 def video_features(
     source: Source, spec: VisionSpec, settings: VideoSection, part: tuple[float, float | None]
 ) -> Features:
-    """Return the features of a part of a video.
-
-    Raises:
-        RowError: it cannot be decoded or exceeds a limit.
-        SizeError: the model takes no video of this shape.
-    """
+    """Return features of a part of a video; raises RowError if it cannot be decoded, SizeError for its shape."""
     timeline = read_timeline(source, part)
     total = len(timeline.times)
     indices = sampled(total, timeline.fps, spec, settings)

@@ -42,11 +42,7 @@ REACH_SECONDS = 5.0
 
 
 class NotUpError(ConfigError):
-    """A run whose embedded broker is not up.
-
-    Args:
-        run: name of the run.
-    """
+    """A run whose embedded broker is not up."""
 
     def __init__(self, run: str) -> None:
         super().__init__(f"run {run} is not up; `relax up` resumes it")
@@ -79,10 +75,7 @@ class Connected:
 
 
 def find(run: str) -> RunFolder:
-    """Return the folder of a run.
-
-    Args:
-        run: path of the folder, or its name below `runs/`.
+    """Return the folder of a run, by its path or its name below `runs/`.
 
     Raises:
         ConfigError: no such run, or its folder is another user's, who could have any code imported from it.
@@ -130,11 +123,8 @@ class Observed:
 def connected(run: str, access: Access | None = None, *, copy: Path | None = None) -> Iterator[Connected]:
     """Connect to the table of a run whose folder this machine has, as its operator.
 
-    Args:
-        run: name or folder of the run.
-        access: options that replace the recorded address and credentials of the broker.
-        copy: folder for a copy of an embedded broker that is not up, so that the files of the run stay as they are;
-            None to start the broker in its own folder.
+    An embedded broker that is not up is started in its own folder, or in the folder `copy`, so that the files of the
+    run stay as they are.
 
     Raises:
         ConfigError: no such run, or its broker cannot be reached by what it recorded.
@@ -155,12 +145,9 @@ def connected(run: str, access: Access | None = None, *, copy: Path | None = Non
 
 @contextmanager
 def observed(run: str, access: Access, *, start: bool = True) -> Iterator[Observed]:
-    """Connect to the broker of a run as an observer.
+    """Connect to the broker of a run as an observer; with `access.broker` its folder may be on another machine.
 
-    Args:
-        run: name or folder of the run; with `access.broker` its folder may be on another machine.
-        access: options that replace the recorded address and credentials of the broker.
-        start: start an embedded broker that is not up, which keeps others from the folder of the run meanwhile.
+    With `start` an embedded broker that is not up is started, which keeps others from the folder of the run meanwhile.
 
     Raises:
         NotUpError: the broker is embedded in the run and not up, and `start` is false.
@@ -212,11 +199,7 @@ def _reached(
 
 
 def _copy_broker(folder: RunFolder, settings: SavedSettings, copy: Path) -> None:
-    """Copy the files of an embedded broker that is not up; a run cannot start meanwhile.
-
-    Raises:
-        ConfigError: another process uses the run, or the files cannot be copied.
-    """
+    """Copy an embedded broker that is not up, and stays down meanwhile; raises ConfigError if it is in use."""
     try:
         with (folder.root / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -238,11 +221,7 @@ def _is_unused(folder: RunFolder) -> bool:
 
 
 def _locked(folder: RunFolder, settings: SavedSettings) -> IO[str]:
-    """Lock the folder of a run whose embedded broker does not answer.
-
-    Raises:
-        ConfigError: another process uses the run, or the folder cannot be used.
-    """
+    """Lock the folder of a run whose embedded broker is silent; raises ConfigError if another process has it."""
     try:
         return folder.lock()
     except ConfigError as error:
@@ -281,13 +260,9 @@ async def require_run(connection: Connection, subjects: Subjects) -> None:
 
 
 def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path | None) -> tuple[str, Address]:
-    """Return name and broker address of a run, for an observer.
+    """Return name and broker address of a run, for an observer: by its folder, or by `url` and the run's name.
 
-    Args:
-        run: name or folder of a run that this machine has the folder of; with `url`, its name.
-        url: broker of a run elsewhere.
-        credentials: folder written by `relax keys`, or a .creds file.
-        ca: certificate of the broker's certificate authority.
+    `credentials` is a folder written by `relax keys` or a .creds file, and `ca` the certificate of its authority.
 
     Raises:
         ConfigError: neither run nor broker is given, the name of the run is unknown, or its own broker is not up.

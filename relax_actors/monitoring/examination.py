@@ -53,13 +53,7 @@ READ_EVENTS = 20_000
 
 
 def operator_of(run: str | None, url: str, credentials: Path | None, ca: Path | None) -> tuple[str, Address]:
-    """Return name and broker address of a run elsewhere, for its operator.
-
-    Args:
-        run: name of the run; that in the credentials if None.
-        url: address of the broker.
-        credentials: folder written by `relax keys`, or a .creds file.
-        ca: certificate of the broker's certificate authority.
+    """Return name and broker address of a run elsewhere, for its operator; see `locate`.
 
     Raises:
         ConfigError: the name of the run is unknown.
@@ -98,17 +92,17 @@ def examine(at: Connected) -> list[Finding]:
     config, table, call = at.config, at.table, at.table.connection.call
     record = call(fetch_run_record(at.state), 30)
     ledger = read_ledger(table, config)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if not (record is not None and record.finished):
-        found += _running(at, ledger, record)
-        found += health.lost(_lost_rows(at))
-    found += health.accounts(ledger)
-    found += health.quarantine(config.run.name, quarantined_rows(table), ledger)
-    found += health.characters(call(_newest_metrics(table, ("rollout", "gateway")), CALL_DEADLINE))
-    found += health.disks([at.folder.root, config.store_path])
-    found += _streams(at)
-    found += diagnose(observed_of(at))
-    return sorted(found, key=lambda finding: not finding.is_problem)
+        findings += _running(at, ledger, record)
+        findings += health.lost(_lost_rows(at))
+    findings += health.accounts(ledger)
+    findings += health.quarantine(config.run.name, quarantined_rows(table), ledger)
+    findings += health.characters(call(_newest_metrics(table, ("rollout", "gateway")), CALL_DEADLINE))
+    findings += health.disks([at.folder.root, config.store_path])
+    findings += _streams(at)
+    findings += diagnose(observed_of(at))
+    return sorted(findings, key=lambda finding: not finding.is_problem)
 
 
 def observed_of(at: Connected) -> Observations:
@@ -150,7 +144,7 @@ def _lost_rows(at: Connected) -> dict[str, list[RowId]]:
 
 def _recent(table: Table, config: Config) -> Progress:
     """Follow the newest events of the log as the progress line does."""
-    found, oldest = Progress(config.run.name, config.run.steps), time.time() - RECENT_SECONDS
+    progress, oldest = Progress(config.run.name, config.run.steps), time.time() - RECENT_SECONDS
 
     async def read() -> list[Msg]:
         last = (await table.connection.js.stream_info(table.subjects.log_stream)).state.last_seq
@@ -163,22 +157,22 @@ def _recent(table: Table, config: Config) -> Progress:
     for message in table.connection.call(read(), CALL_DEADLINE):
         parsed = LogMessage.parse(message.subject, message.data)
         if parsed is not None and message.metadata.timestamp.timestamp() >= oldest:
-            found.take(parsed)
-    return found
+            progress.take(parsed)
+    return progress
 
 
 async def _newest_metrics(table: Table, roles: Iterable[str]) -> dict[str, dict[str, float]]:
     """Return the numbers of the newest metric of each actor of some roles, by actor."""
     js, stream = table.connection.js, table.subjects.log_stream
-    found: dict[str, dict[str, float]] = {}
+    newest: dict[str, dict[str, float]] = {}
     for role in roles:
         info = await js.stream_info(stream, subjects_filter=table.subjects.metric(role, "*"))
         for subject in sorted(info.state.subjects or {})[:MAX_ACTORS]:
             with suppress(NotFoundError):
                 message = await js.get_last_msg(stream, subject)
                 if (parsed := LogMessage.parse(subject, message.data or b"")) is not None:
-                    found[parsed.sender] = parsed.numbers()
-    return found
+                    newest[parsed.sender] = parsed.numbers()
+    return newest
 
 
 def _consumers(at: Connected, record: RunRecord, leases: health.Leases) -> Iterator[Finding]:
@@ -193,11 +187,11 @@ def _consumers(at: Connected, record: RunRecord, leases: health.Leases) -> Itera
         return connection.call(find_consumer(connection, stream, name, 10), 20)
 
     names = [name for consumers in record.consumers.values() for name in consumers]
-    found = {name: info for name in names if (info := find(name)) is not None}
-    yield from health.missing_consumers(stream, record.consumers, found)
+    infos = {name: info for name in names if (info := find(name)) is not None}
+    yield from health.missing_consumers(stream, record.consumers, infos)
     present = {name.rpartition(".")[0] for name in leases}
-    for role in present & found.keys():
-        if _is_unfetched(before := found[role]):
+    for role in present & infos.keys():
+        if _is_unfetched(before := infos[role]):
             time.sleep(AGAIN_SECONDS)  # an actor may just have acknowledged its rows, to fetch the next ones
             again = find(role)
             if again is not None and _is_unfetched(again) and again.delivered == before.delivered:
@@ -213,8 +207,8 @@ def _streams(at: Connected) -> Iterator[Finding]:
     connection, name = at.table.connection, at.table.subjects.table_stream
 
     async def ask() -> StreamInfo:
-        found: StreamInfo = await connection.js.stream_info(name)
-        return found
+        info: StreamInfo = await connection.js.stream_info(name)
+        return info
 
     info = connection.call(connection.retry(ask, f"look at {name}", 10), 20)
     expected = f"cell schema {SCHEMA}"

@@ -128,12 +128,12 @@ class FailureCounts:
 
     def due(self, now: float) -> list[str]:
         """Return the lines to print now: a new failure at once, a known one every `LINE_SECONDS` while it goes on."""
-        found = []
+        lines = []
         for (role, _), count in list(self._counts.items()):
             if count.changed and now - count.printed_at >= LINE_SECONDS:
                 count.changed, count.printed_at = False, now
-                found.append(_summary(role, count))
-        return found
+                lines.append(_summary(role, count))
+        return lines
 
 
 def _summary(role: str, count: _Count) -> str:

@@ -80,10 +80,7 @@ def missing_consumers(
 ) -> Iterator[Finding]:
     """Find roles that get no rows since the broker lacks their consumers.
 
-    Args:
-        stream: stream of the consumers.
-        expected: consumers of each role; none for a role that answers requests and handles no rows.
-        present: consumers that the broker has.
+    A role that answers requests and handles no rows expects none.
     """
     for role, names in expected.items():
         for name in names:
@@ -124,12 +121,7 @@ def progress(config: Config, ledger: Ledger, leases: Leases, now: float) -> Iter
 
 
 def table(fill: Fill, stall: str) -> Iterator[Finding]:
-    """Find a table without room.
-
-    Args:
-        fill: how full it is.
-        stall: what the trainer reported last about a full table; empty if nothing.
-    """
+    """Find a table without room; `stall` is what the trainer reported last about a full table, if anything."""
     if fill.max_size and fill.size > FULL * fill.max_size:
         share = round(100 * fill.size / fill.max_size)
         yield Finding(f"stalled: {stall}" if stall else f"the table is {share} % full; raise broker.max_bytes")

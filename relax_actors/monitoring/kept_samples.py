@@ -10,11 +10,7 @@ from relax_actors.runtime.run_folder import RunFolder
 
 
 def kept_evaluation(folder: RunFolder, version: int | None = None) -> Evaluated:
-    """Read the answers of a version of a run to its held-out prompts.
-
-    Args:
-        folder: folder of the run.
-        version: the version; the newest that was evaluated if None.
+    """Read the answers of a version, or of the newest that was evaluated, to its held-out prompts.
 
     Raises:
         ConfigError: the version was not evaluated, or its file cannot be read.

@@ -52,10 +52,7 @@ def activity(lease: dict[str, Any]) -> str:
 def run_waits_for(nodes: Mapping[str, dict[str, Any]], lease: dict[str, Any] | None, role: str = "trainer") -> str:
     """Describe what a run that makes no step waits for: processes that start, or what the trainer waits for.
 
-    Args:
-        nodes: leases of the nodes.
-        lease: lease of the trainer; None if it has none.
-        role: role in place of the trainer; the evaluator in a run without steps.
+    `role` takes the trainer's place: the evaluator in a run without steps. `lease` is that role's, if it has one.
     """
     states = [entry for node in nodes.values() for entry in children_of(node).items() if isinstance(entry[1], dict)]
     starting = [str(name)[:90] for name, state in states if state.get("phase") != "ready"]

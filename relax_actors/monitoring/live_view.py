@@ -72,10 +72,10 @@ def _distance(steps: object) -> str:
 def _steps(p: Progress) -> Table:
     left, rate = p.seconds_left, f"{p.steps_per_second:.1f} steps/s"
     time_left = "time left unknown" if left is None else f"{left:.0f} s left"
-    found = Table.grid(padding=(0, 1))
+    grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=p.steps or None, completed=p.step, width=BAR)
-    found.add_row(bar, f"{p.step} of {p.steps or '?'}, {rate}, {time_left}")
-    return found
+    grid.add_row(bar, f"{p.step} of {p.steps or '?'}, {rate}, {time_left}")
+    return grid
 
 
 def sparkline(values: list[float], width: int) -> str:

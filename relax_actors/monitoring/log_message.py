@@ -87,7 +87,7 @@ class LogMessage:
     def numbers(self) -> dict[str, float]:
         """Return the finite measurements by name, without fields that identify the message; at most `MAX_NUMBERS`."""
         skipped = ("time", "n", "kind", "role")
-        found = (
+        pairs = (
             (name, float(value))
             for name, value in self.body.items()
             if name not in skipped
@@ -96,7 +96,7 @@ class LogMessage:
             and isinstance(value, int | float)
             and abs(value) <= sys.float_info.max
         )
-        return {name: value for (name, value), _ in zip(found, range(MAX_NUMBERS), strict=False)}
+        return {name: value for (name, value), _ in zip(pairs, range(MAX_NUMBERS), strict=False)}
 
     def scalars(self) -> tuple[int, dict[str, float]] | None:
         """Return a step and its scalars, for charts over optimizer steps.

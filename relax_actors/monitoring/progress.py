@@ -78,9 +78,7 @@ class Progress:
     def take(self, message: LogMessage, *, recent: bool = True) -> None:
         """Update the state by an event or a metric; ignore one with malformed fields.
 
-        Args:
-            message: the event or metric.
-            recent: False for a message from before this `relax up`, whose failures are over.
+        A message from before this `relax up`, whose failures are over, is not `recent`.
         """
         try:
             if message.claim:
@@ -181,10 +179,10 @@ class Progress:
     @property
     def restarted(self) -> dict[str, int]:
         """Restarts of each process that was restarted."""
-        found = self.ended_supervisors.copy()
+        restarts = self.ended_supervisors.copy()
         for children in self.supervised.values():
-            found.update({name: n for name, n in children.items() if n > 0})
-        return dict(found)
+            restarts.update({name: n for name, n in children.items() if n > 0})
+        return dict(restarts)
 
     @property
     def steps_per_second(self) -> float:
@@ -209,9 +207,9 @@ class Progress:
 
     def lines(self, now: float) -> list[str]:
         """Return new failures and announcements as plain lines, each to be printed at once."""
-        found = [*self.announced, *self.failures.due(now)]
+        due = [*self.announced, *self.failures.due(now)]
         self.announced.clear()
-        return found
+        return due
 
     def line(self) -> str:
         """Format the state as one plain line, for output that is no terminal."""

@@ -22,11 +22,7 @@ def quarantined_rows(table: Table) -> list[tuple[RowId, Quarantined]]:
 
 
 def quarantined_row(at: Connected, row: RowId) -> Quarantined:
-    """Return the quarantined cell of a row.
-
-    Raises:
-        ConfigError: the row is not quarantined.
-    """
+    """Return the quarantined cell of a row; raises ConfigError if the row is not quarantined."""
     cell = at.table.get(at.table.subject(row, "quarantined"))
     if cell is None:
         msg = (
@@ -48,11 +44,6 @@ def readmitted_rows(table: Table) -> dict[RowId, str]:
 
 def requeue(at: Connected, names: list[str], *, everything: bool) -> int:
     """Request new rows for the tasks of quarantined rows; each row is requeued once.
-
-    Args:
-        at: the run.
-        names: rows, e.g. `group.12.3`.
-        everything: requeue all quarantined rows instead.
 
     Returns:
         The number of rows requeued.
@@ -89,8 +80,8 @@ def _decode(table: Table, data: bytes) -> Quarantined:
 
 
 def _readable(table: Table, name: str, expected: type[Any]) -> list[tuple[RowId, Any]]:
-    found = []
+    readable = []
     for c, cell in table.snapshot([table.subjects.column(name)]):
         with suppress(CodecError, StoreError):
-            found.append((c.row, table.read(cell.data, expected)))
-    return found
+            readable.append((c.row, table.read(cell.data, expected)))
+    return readable

@@ -24,10 +24,7 @@ WARMUP_SHARE = 0.1
 def read_metrics(table: Table, role: str, kind: str = "") -> list[dict[str, Any]]:
     """Return the metrics of one kind that the actors of a role published, in order; false claims are left out.
 
-    Args:
-        table: table of the run.
-        role: role of the actors.
-        kind: field `kind` of the metrics; empty for the metrics about an actor itself.
+    Metrics about an actor itself have the kind "".
     """
     follower = OrderedConsumer(table.connection, table.subjects.log_stream, [table.subjects.metric(role, "*")])
     messages = table.connection.call(follower.read_all(), CALL_DEADLINE)
@@ -61,9 +58,9 @@ def with_recorded(config: Config) -> Config:
 def _quantiles(run: str, role: str, kind: str, name: str) -> Distribution:
     with connected(run) as at:
         values = (body.get(name) for body in read_metrics(at.table, role, kind))
-        found = [float(value) for value in values if isinstance(value, int | float) and 0 < value < MAX_SECONDS]
-    found = found[int(WARMUP_SHARE * len(found)) :]
-    if not found:
+        seconds = [float(value) for value in values if isinstance(value, int | float) and 0 < value < MAX_SECONDS]
+    seconds = seconds[int(WARMUP_SHARE * len(seconds)) :]
+    if not seconds:
         msg = f"run {run} has no metric {name} of kind {kind!r} of role {role}; record it again with this version"
         raise ConfigError(msg)
-    return Distribution(values=np.quantile(found, np.linspace(0, 1, QUANTILES)).round(5).tolist())
+    return Distribution(values=np.quantile(seconds, np.linspace(0, 1, QUANTILES)).round(5).tolist())

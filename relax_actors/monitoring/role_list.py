@@ -22,7 +22,7 @@ def roles_of(at: Connected) -> list[dict[str, Any]]:
     """
     leases = at.table.connection.call(at.state.leases(), 10) if at.live else {}
     nodes = nodes_of(leases)
-    found = []
+    roles = []
     for name in role_names(at.config):
         spec = spec_of(at.config, name)
         actors = [
@@ -31,7 +31,7 @@ def roles_of(at: Connected) -> list[dict[str, Any]]:
             for child in node.children
             if child.rpartition(".")[0] == name
         ]
-        found.append(
+        roles.append(
             {
                 "role": name,
                 "reads": list(spec.reads),
@@ -41,7 +41,7 @@ def roles_of(at: Connected) -> list[dict[str, Any]]:
                 "actors": actors,
             }
         )
-    return found
+    return roles
 
 
 def _actor(name: str, node: int, state: Any, lease: dict[str, Any]) -> dict[str, Any]:

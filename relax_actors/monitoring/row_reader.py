@@ -27,14 +27,10 @@ _HAS = frozenset({"prompt", "trajectory"})
 
 
 class RowReader:
-    """Reads rows as an observer.
+    """Reads rows as an observer of the run `name`.
 
-    Coroutines run in the loop of the connection that they are given. The record, the store and the tokenizer are used
-    if this machine has them.
-
-    Args:
-        name: name of the run.
-        run: name or folder of the run on this machine; it may be elsewhere.
+    Coroutines run in the loop of the connection that they are given. If `run` is a run on this machine, its record,
+    store and tokenizer are used.
     """
 
     def __init__(self, name: str, run: str) -> None:
@@ -70,11 +66,7 @@ class RowReader:
         return None if self._store is None else self._store.reader()
 
     def stored(self, uri: str) -> Path | None:
-        """Return the path of a file of the store; None if the store is on another machine.
-
-        Raises:
-            StoreError: it points outside the store.
-        """
+        """Return the path of a file of the store, if it is on this machine; raises StoreError if it is outside."""
         return None if self._store is None else self._store.path(uri)
 
     async def row(self, connection: Connection, row: RowId) -> RowCells | None:
@@ -85,12 +77,12 @@ class RowReader:
             RecordError: the record's frame of the row is damaged.
         """
         cells = (await self.cells(connection, f"{self.subjects.prefix}.{row}.>")).get(row, [])
-        found = RowCells(row, cells, self.resolver())
-        if _HAS & set(found.cells):
-            return found
+        from_table = RowCells(row, cells, self.resolver())
+        if _HAS & set(from_table.cells):
+            return from_table
         kept = None if self.record is None else self.record.row(row)
         # The table keeps the cells that end a row.
-        return kept or (found if cells else None)
+        return kept or (from_table if cells else None)
 
     async def step(self, connection: Connection, kind: str, step: int) -> dict[RowId, list[RowCell]]:
         """Return the cells that the table has of the rows of a step, or of an evaluated version."""
@@ -98,11 +90,11 @@ class RowReader:
 
     async def cells(self, connection: Connection, subject: str) -> dict[RowId, list[RowCell]]:
         """Return all stored cells of rows that a filter matches."""
-        found: defaultdict[RowId, list[RowCell]] = defaultdict(list)
+        by_row: defaultdict[RowId, list[RowCell]] = defaultdict(list)
         for cell in await self.read(connection, subject):
             place = self.subjects.parse(cell.subject)
-            found[place.row].append(RowCell(place.field, cell.sequence, cell.stored, cell.data))
-        return dict(found)
+            by_row[place.row].append(RowCell(place.field, cell.sequence, cell.stored, cell.data))
+        return dict(by_row)
 
     async def read(self, connection: Connection, subject: str) -> list[Cell]:
         """Return all stored cells that a filter matches; a subject that names no cell is left out."""

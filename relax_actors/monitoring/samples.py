@@ -90,9 +90,8 @@ class SampleReader:
     def rows(self, step: int | None, last: int) -> list[ShownRow]:
         """Return the last rows with samples, in the order in which they were scored or kept.
 
-        Args:
-            step: only rows of this step, and held-out rows of this version; None for all.
-            last: at most so many; 0 for all of the step.
+        With `step`, only rows of this step, and held-out rows of this version. At most `last` of them; 0 for all of the
+        step.
         """
         names = self._connection.call(self._list(step), 600)
         record = self.reader.record
@@ -100,14 +99,10 @@ class SampleReader:
             known = set(names)
             names = [row for row in record.rows(step=step) if row not in known] + names
             self.problems += map(str, record.damages())
-        return [found for row in names[-last if last else 0 :] if (found := self._row(row)) is not None]
+        return [shown for row in names[-last if last else 0 :] if (shown := self._row(row)) is not None]
 
     def detail(self, row: RowId) -> RowDetail | None:
-        """Return everything about a row; None if neither the table nor the record has it.
-
-        Raises:
-            RecordError: the record's frame of the row is damaged.
-        """
+        """Return everything about a row of table or record, or None; raises RecordError if it is damaged."""
         cells = self._connection.call(self.reader.row(self._connection, row), 60)
         return None if cells is None else detail_of(cells, self.reader.spell)
 

@@ -16,10 +16,6 @@ class Screen(Console):
 
     Whatever is printed, every piece of text passes `printable_lines`. Values that stand in one line or one cell of a
     table pass `printable` before, which also escapes their newlines.
-
-    Args:
-        stderr: write to standard error instead of standard output.
-        width: columns; those of the terminal by default.
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:

@@ -27,12 +27,8 @@ class _RunOverError(Exception):
 def print_messages(subject: str, run: str | None, access: Access, *, history: bool, count: int) -> None:
     """Print the stored messages of a subject until interrupted, or to the end of a run that is not up any more.
 
-    Args:
-        subject: NATS subject, may have wildcards.
-        run: name or folder of the run; taken from the subject if None.
-        access: options for the run's broker.
-        history: start with the stored messages instead of the next one.
-        count: return after this many messages; 0 for no limit.
+    With `history` it starts with the stored messages instead of the next one; it returns after `count` messages, if not
+    0.
 
     Raises:
         ConfigError: no such run, or the run is not up and `history` is False.
@@ -86,11 +82,7 @@ def _streams(subjects: Subjects, subject: str) -> list[str]:
 
 
 def run_of(subject: str) -> str:
-    """Return the run that a subject names.
-
-    Raises:
-        ConfigError: the subject names no run.
-    """
+    """Return the run that a subject names; raises ConfigError if the subject names no run."""
     parts = subject.split(".")
     if len(parts) < 3 or parts[0] != "relax" or parts[1] in ("*", ">"):  # noqa: PLR2004
         msg = f"subject {subject!r} names no run; write e.g. relax.<run>.event.>, or give --run"

@@ -33,13 +33,9 @@ MAX_BACKLOG = 10_000
 
 
 def watch(run: str, address: Address, sinks: list[Sink], *, count: int = 0) -> None:
-    """Show a run until it reports its end, or until SIGINT or SIGTERM.
+    """Show a run until it reports its end, until SIGINT or SIGTERM, or after `count` messages, if not 0.
 
-    Args:
-        run: name of the run.
-        address: its broker, with credentials of an observer.
-        sinks: also receive every message; closed at the end.
-        count: return after this many messages; 0 for no limit.
+    The sinks receive every message, too, and are closed at the end.
     """
     logs.configure()
     console = Screen()

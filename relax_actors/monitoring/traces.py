@@ -72,8 +72,8 @@ class RunTraces:
 
     def _recorded(self, step: int) -> list[RowId]:
         """Return the trained rows of a step in the order of their slots, by the record."""
-        found = self.record.step(step)
-        indices = [group.index for group in found.groups if group.end is End.TRAINED] if found is not None else []
+        kept = self.record.step(step)
+        indices = [group.index for group in kept.groups if group.end is End.TRAINED] if kept is not None else []
         return [RowId(step, index) for index in sorted(indices, key=lambda index: index % self.slots)]
 
     def _of_record(self, row: RowId) -> tuple[object, object, object]:

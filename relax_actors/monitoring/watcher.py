@@ -51,11 +51,7 @@ AWAY_SECONDS = 3.0
 class Watcher(threading.Thread):
     """Thread that watches a run beside its root, and stops the root when the run is finished.
 
-    Args:
-        root: root of the run.
-        console: where progress is shown.
-        live: show a live view.
-        lines: without a live view, print a line every `LINE_SECONDS`.
+    It shows a live view, or, with `lines`, prints a line every `LINE_SECONDS`.
     """
 
     def __init__(self, root: Root, console: Screen, *, live: bool, lines: bool) -> None:
@@ -183,8 +179,8 @@ class Watcher(threading.Thread):
             for message in messages:
                 sequence = message.metadata.sequence
                 recent = sequence is None or sequence.stream > (self._history or 0)
-                if (found := LogMessage.parse(message.subject, message.data)) is not None:
-                    self._take(found, recent=recent)
+                if (parsed := LogMessage.parse(message.subject, message.data)) is not None:
+                    self._take(parsed, recent=recent)
 
     def _take(self, message: LogMessage, *, recent: bool) -> None:
         """Update the views; stop if all first rows failed in an actor, which may belong to another machine's node."""
@@ -245,12 +241,7 @@ def process_start() -> float:
 
 
 class Phases:
-    """Times of the phases, from the events and metrics of the run.
-
-    Args:
-        began: Unix time of the start; the log may hold messages of earlier starts.
-        actors: names of the actors that are started.
-    """
+    """Times of the phases, from the events and metrics of the run since the Unix time `began`."""
 
     def __init__(self, began: float, actors: Collection[str]) -> None:
         self._began, self._starting = began, set(actors)

@@ -57,11 +57,7 @@ def save_key(store: Path, key: str) -> str:
 
 
 def read_key(store: Path, name: str) -> str:
-    """Return the key of an engine.
-
-    Raises:
-        ConfigError: the file is lost, or its name is none.
-    """
+    """Return the key of an engine; raises ConfigError if the file is lost, or its name is none."""
     if not name:
         return ""
     try:

@@ -76,15 +76,7 @@ class Damage:
 
 
 def pack_frame(head: dict[str, Any], body: bytes) -> bytes:
-    """Return a frame.
-
-    Args:
-        head: plain data, small.
-        body: bytes that are compressed; may be empty.
-
-    Raises:
-        RecordError: the body is larger than `MAX_RAW`.
-    """
+    """Return a frame of a small head and a body, which is compressed; raises RecordError above `MAX_RAW` bytes."""
     if len(body) > MAX_RAW:
         msg = f"a kept row has {len(body)} bytes, more than the {MAX_RAW} that a frame holds; it is not kept"
         raise RecordError(msg)
@@ -123,11 +115,7 @@ def frames_of(path: Path) -> Iterator[Frame | Damage]:
 
 
 def read_body(frame: Frame) -> bytes:
-    """Return the body of a frame.
-
-    Raises:
-        RecordError: it is damaged, or its segment was removed to keep the record within `record.max_mib`.
-    """
+    """Return the body of a frame; raises RecordError if it is damaged, or its segment was removed."""
     try:
         with frame.path.open("rb") as file:
             file.seek(frame.body_at)
@@ -140,11 +128,11 @@ def read_body(frame: Frame) -> bytes:
         msg = f"{frame.path} is damaged at byte {frame.body_at}: {what} cannot be read; other rows of the record can"
         raise RecordError(msg)
     raw = frame.head["raw"]
-    found = zlib.decompressobj().decompress(data, raw) if raw else b""
-    if len(found) != raw:
-        msg = f"{frame.path}: the frame at byte {frame.offset} holds {len(found)} bytes instead of {raw}; it is skipped"
+    body = zlib.decompressobj().decompress(data, raw) if raw else b""
+    if len(body) != raw:
+        msg = f"{frame.path}: the frame at byte {frame.offset} holds {len(body)} bytes instead of {raw}; it is skipped"
         raise RecordError(msg)
-    return found
+    return body
 
 
 def _frame_at(file: IO[bytes], path: Path, at: int, size: int) -> Frame | None:

@@ -15,13 +15,9 @@ from relax_actors.record.rules import End, Group
 def groups_of(
     step: int, cells: Mapping[int, Mapping[str, RowCell]], trained: Collection[int] | None, resolve: Resolver | None
 ) -> tuple[Group, ...]:
-    """Return the rows of a step, by index.
+    """Return the rows of a step, by index, from its cells: index -> column -> cell.
 
-    Args:
-        step: the step.
-        cells: cells of its rows: index -> column -> cell.
-        trained: indices that its batch trains; None if it has no batch yet.
-        resolve: reads arrays in the store; None if they are not on this machine.
+    `trained` are the indices of its batch, if it has one; `resolve` reads arrays in the store, if this machine has it.
     """
     rest = End.IN_FLIGHT if trained is None else End.SURPLUS
     indices = sorted({*cells, *(trained or ())})

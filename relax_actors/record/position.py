@@ -43,11 +43,8 @@ def position_of(lease: Mapping[str, Any] | None) -> Position | None:
 def first_unread(floor: int, recorded: int, bytes_of: Callable[[int], int], room: int) -> int:
     """Return the first step whose rows stay: at most `MAX_STEPS` below the floor, and within a number of bytes.
 
-    Args:
-        floor: first step whose rows the run needs.
-        recorded: last recorded step.
-        bytes_of: returns the bytes of the rows of a step.
-        room: bytes that all steps below the floor may take together.
+    `recorded` is the last recorded step, `bytes_of` returns the bytes of the rows of a step, and `room` are those that
+    all steps below the floor may take together.
     """
     first = floor
     while first > max(0, recorded + 1, floor - MAX_STEPS):

@@ -45,11 +45,7 @@ class StepRecord:
 
     @classmethod
     def of(cls, frame: Frame) -> StepRecord:
-        """Return the step of a frame.
-
-        Raises:
-            RecordError: the frame is damaged.
-        """
+        """Return the step of a frame; raises RecordError if it is damaged."""
         try:
             body = msgpack.unpackb(read_body(frame), strict_map_key=True)
             groups = tuple(
@@ -65,8 +61,7 @@ class StepRecord:
 class Record:
     """Reads the record of a run, also while it is written. The index is kept, and read again where files have changed.
 
-    Args:
-        folder: folder of the record, which may be missing.
+    The folder may be missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,20 +74,11 @@ class Record:
         return bool(segments_in(self._folder))
 
     def rows(self, kind: str = "", step: int | None = None) -> list[RowId]:
-        """Return the kept rows in the order in which they were kept.
-
-        Args:
-            kind: "group" or "eval"; both if empty.
-            step: only rows of this step, or of this evaluated version.
-        """
+        """Return the kept rows of a kind, and of a step or evaluated version, in the order of their keeping."""
         return [row for row in self._index() if kind in ("", row.kind) and step in (None, row.step)]
 
     def row(self, row: RowId) -> RowCells | None:
-        """Return a kept row; None if it is not kept.
-
-        Raises:
-            RecordError: it is damaged, or was removed meanwhile.
-        """
+        """Return a kept row, or None; raises RecordError if it is damaged, or was removed meanwhile."""
         frame = self._index().get(row)
         return None if frame is None else unpack_row(frame)
 
@@ -101,11 +87,7 @@ class Record:
         return sorted(self._numbers("step"))
 
     def step(self, step: int) -> StepRecord | None:
-        """Return what the record says about a step; None if it says nothing.
-
-        Raises:
-            RecordError: that is damaged.
-        """
+        """Return what the record says about a step, or None; raises RecordError if it is damaged."""
         frame = self._numbers("step").get(step)
         return None if frame is None else StepRecord.of(frame)
 
@@ -117,19 +99,19 @@ class Record:
         """Return the damaged parts, which are skipped; the unfinished end of a newest segment is none."""
         segments = segments_in(self._folder)
         newest = {segment.shelf: segment for segment in segments}
-        found = [(segment, part) for segment in segments for part in self._parts(segment) if isinstance(part, Damage)]
-        return [part for segment, part in found if not (part.last and segment == newest[segment.shelf])]
+        damaged = [(segment, part) for segment in segments for part in self._parts(segment) if isinstance(part, Damage)]
+        return [part for segment, part in damaged if not (part.last and segment == newest[segment.shelf])]
 
     def _numbers(self, name: str) -> dict[int, Frame]:
         frames = self._frames(Shelf.STEPS)
         return {frame.head[name]: frame for frame in frames if isinstance(frame.head.get(name), int)}
 
     def _index(self) -> dict[RowId, Frame]:
-        found: dict[RowId, Frame] = {}
+        frames: dict[RowId, Frame] = {}
         for frame in self._frames(Shelf.ROWS, Shelf.SPECIAL):
             if (row := row_of(frame)) is not None:
-                found.setdefault(row, frame)
-        return dict(sorted(found.items(), key=lambda item: item[1].head.get("time", 0.0)))
+                frames.setdefault(row, frame)
+        return dict(sorted(frames.items(), key=lambda item: item[1].head.get("time", 0.0)))
 
     def _frames(self, *shelves: Shelf) -> Iterator[Frame]:
         for shelf in shelves:

@@ -99,12 +99,7 @@ class Recorder:
         return Position(self._step, self._version)
 
     def catch_up(self) -> None:
-        """Record the steps and evaluated versions that have ended meanwhile.
-
-        Raises:
-            BrokerError: the broker does not answer.
-            OSError: the record cannot be written.
-        """
+        """Record steps and versions that have ended; raises BrokerError without answer, OSError if unwritable."""
         self._take_new(self._batches, self._due_steps)
         self._take_new(self._evaluations, self._due_versions)
         # What a failure leaves due is recorded by the next call.
@@ -137,8 +132,8 @@ class Recorder:
         if collected:
             log.warning("step_collected", step=step, why="a checkpoint removed its rows before they could be read")
         facts = {name: value for name, value in batch.items() if name != "rows"}
-        found = StepRecord(step, () if collected else groups, facts, collected)
-        self._append(Shelf.STEPS, {"step": step}, found.pack())
+        entry = StepRecord(step, () if collected else groups, facts, collected)
+        self._append(Shelf.STEPS, {"step": step}, entry.pack())
         self._step = step
         self._written = {row for row in self._written if row.kind != "group"}
 
@@ -169,11 +164,11 @@ class Recorder:
 
     def _cells(self, *subjects: str) -> Cells:
         """Return the cells of rows of one step with these subjects, which may have wildcards."""
-        found: defaultdict[int, dict[str, RowCell]] = defaultdict(dict)
+        by_index: defaultdict[int, dict[str, RowCell]] = defaultdict(dict)
         for cell in self._pages(*map(self._history, subjects)):
             place = self._subjects.parse(cell.subject)
-            found[place.index][place.field] = RowCell(place.field, cell.sequence, cell.stored, cell.data)
-        return dict(found)
+            by_index[place.index][place.field] = RowCell(place.field, cell.sequence, cell.stored, cell.data)
+        return dict(by_index)
 
     def _keep(self, row: RowId, why: list[str], cells: dict[str, RowCell]) -> None:
         """Keep a row, unless it is kept already, or the table has it no more."""

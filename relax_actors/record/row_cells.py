@@ -72,15 +72,9 @@ class RowCells:
         return {} if envelope is None else envelope.fields
 
     def array(self, field: str, name: str, kinds: str = "iu") -> NDArray[Any] | None:
-        """Return a one-dimensional array of numbers.
+        """Return a one-dimensional array of a cell, of the given kinds of NumPy dtypes.
 
-        Args:
-            field: the cell.
-            name: the field in the cell.
-            kinds: kinds of NumPy dtypes that are accepted.
-
-        Returns:
-            The array; None without one, or if it is lost or in the store of another machine.
+        None without one, or if it is lost or in the store of another machine.
         """
         value = self.fields(field).get(name)
         if isinstance(value, TensorRef):
@@ -134,11 +128,7 @@ def pack_row(cells: Iterable[RowCell], store: Store) -> bytes:
 
 
 def unpack_row(frame: Frame) -> RowCells:
-    """Return the row of a frame.
-
-    Raises:
-        RecordError: the frame is damaged.
-    """
+    """Return the row of a frame; raises RecordError if it is damaged."""
     try:
         body = msgpack.unpackb(read_body(frame), strict_map_key=True)
         cells = [RowCell(str(field), int(at), float(stored), bytes(data)) for field, at, stored, data in body["cells"]]
@@ -172,15 +162,15 @@ def _arrays_of(data: bytes, resolve: Resolver) -> dict[str, bytes]:
         references.append(reference)
         return reference
 
-    found: dict[str, bytes] = {}
+    arrays: dict[str, bytes] = {}
     with suppress(CodecError):
         fields = open_envelope(data, collect).fields
         left_out = set(map(_name, _experts_of(fields))) if references else ()
         for reference in references:
             if _name(reference) not in left_out:
                 with suppress(StoreError):
-                    found[_name(reference)] = resolve(reference).tobytes()
-    return found
+                    arrays[_name(reference)] = resolve(reference).tobytes()
+    return arrays
 
 
 def _experts_of(value: Any, name: str = "") -> Iterator[TensorRef]:

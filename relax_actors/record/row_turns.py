@@ -50,14 +50,14 @@ class RowTurn:
 
 def turns_of(cells: RowCells) -> list[RowTurn]:
     """Return the turns of a row in the order in which they were written; cells that cannot be read are left out."""
-    found: list[RowTurn] = []
+    turns: list[RowTurn] = []
     for name, cell in cells.cells.items():
         if name.startswith("turns."):
             with suppress(CodecError, StoreError, ValueError):
                 log = cells.read(name, SessionLog)
                 author = cells.author(name)
-                found += [_turn(each, author, cell.stored) for each in (log.turns if log is not None else ())]
-    return found
+                turns += [_turn(each, author, cell.stored) for each in (log.turns if log is not None else ())]
+    return turns
 
 
 def _turn(each: SessionTurn, author: str, time: float) -> RowTurn:

@@ -63,18 +63,11 @@ class Group:
 
 
 def kept_groups(section: RecordSection, seed: int, step: int, groups: Sequence[Group]) -> dict[int, list[str]]:
-    """Return the rows of a step that are kept: index -> names of the rules of [record] that keep it.
-
-    Args:
-        section: the rules.
-        seed: seed of the run.
-        step: the step.
-        groups: its rows.
-    """
+    """Return the rows of a step that are kept: index -> names of the rules of [record] that keep it."""
     scored = sorted((group.reward, group.index) for group in groups if group.reward is not None)
     lowest = {index for _, index in scored[: section.lowest]}
     highest = {index for _, index in scored[max(0, len(scored) - section.highest) :]} if section.highest else set()
-    found = {}
+    kept = {}
     for group in groups:
         rules = {
             "every": bool(section.every) and step % section.every == 0,
@@ -84,8 +77,8 @@ def kept_groups(section: RecordSection, seed: int, step: int, groups: Sequence[G
             "failed": section.failed and group.failed,
         }
         if why := [name for name, holds in rules.items() if holds]:
-            found[group.index] = why
-    return found
+            kept[group.index] = why
+    return kept
 
 
 def kept_held_out(section: RecordSection, indices: Sequence[int]) -> list[int]:

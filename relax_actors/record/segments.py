@@ -50,12 +50,12 @@ class Segment:
 
 def segments_in(folder: Path, shelf: Shelf | None = None) -> list[Segment]:
     """Return the segments of a record, of one shelf or of all, oldest first."""
-    found = []
+    segments = []
     for path in folder.iterdir() if folder.is_dir() else ():
         number, _, name = path.name.partition(".")
         if number.isdigit() and name in set(Shelf) and shelf in (None, name):
-            found.append(Segment(int(number), Shelf(name), path))
-    return sorted(found)
+            segments.append(Segment(int(number), Shelf(name), path))
+    return sorted(segments)
 
 
 class SegmentWriter:

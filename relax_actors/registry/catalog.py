@@ -116,10 +116,10 @@ DATA_SOURCES: Registry[Callable[..., Any]] = Registry(
     "relax_actors.data_sources",
     {
         "jsonl": "relax_actors.data.jsonl:open_jsonl",
-        "parquet": "relax_actors.data.parquet:open_parquet",
-        "arrow": "relax_actors.data.arrow:open_arrow",
+        "parquet": "relax_actors.data.parquet:Parquet",
+        "arrow": "relax_actors.data.arrow:ArrowFiles",
         "reasoning_gym": "relax_actors.data.reasoning_gym:open_reasoning_gym",
-        "python": "relax_actors.data.python:open_function",
+        "python": "relax_actors.data.python:FunctionTasks",
         "traces": "relax_actors.data.traces:open_traces",
         "mixture": "relax_actors.data.mixture:open_mixture",
     },

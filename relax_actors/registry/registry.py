@@ -98,11 +98,7 @@ class Registry(Generic[T]):
         return cast("T", entry)
 
     def check_installed(self) -> None:
-        """Refuse conflicting registrations of installed packages.
-
-        Raises:
-            ConfigError: an entry point has the name of a built-in entry, or two packages register one name.
-        """
+        """Raise ConfigError if installed packages register one name twice, or that of a built-in entry."""
         entries: dict[str, EntryPoint] = {}
         for entry in self._installed():
             if entry.name in self.built_in:

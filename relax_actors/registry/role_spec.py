@@ -54,6 +54,8 @@ class RoleSpec:
     made from the data, recorded samples included. All runs if empty."""
     requires: str = ""
     """Optional configuration section without which a run does not have the role."""
+    needs_weights: str = ""
+    """Why it cannot be added to a run that has trained, which keeps its last weights only; empty if it can."""
     is_elsewhere: bool = False
     """Whether its actors belong on other nodes: `relax up` starts some only if `--roles` names it."""
     start_order: int = 20

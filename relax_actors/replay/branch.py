@@ -59,18 +59,7 @@ PAGE, PATIENCE = 256, 30.0
 
 
 class Branch:
-    """A new run to be made of a step of another one.
-
-    Args:
-        recording: record of the other run.
-        folder: folder of the new run.
-        name: its name.
-        step: step that it begins with.
-        settings: settings that differ, `section.key=value` each.
-
-    Raises:
-        ConfigError: the step was not trained, a setting is wrong or cannot be changed, or the folder is in use.
-    """
+    """A new run, `name` in `folder`, to be made of a step of another one, with `section.key=value` settings."""
 
     def __init__(self, recording: Recording, folder: Path, name: str, step: int, settings: list[str]) -> None:
         self._recording, self._folder, self._step = recording, RunFolder(folder), step
@@ -95,14 +84,7 @@ class Branch:
             raise ConfigError(msg)
 
     def make(self, progress: Progress = lambda _: None) -> RunFolder:
-        """Make the folder of the new run; a killed attempt leaves no run.
-
-        Args:
-            progress: told what is computed next.
-
-        Raises:
-            ConfigError: the step was not kept.
-        """
+        """Make the folder of the new run; a killed attempt leaves none. Raises ConfigError if the step is gone."""
         janitor = Janitor(folder=str(durable_folder.temporary_path(self._folder.root)))
         try:
             durable_folder.write(self._folder.root, lambda folder: self._fill(folder, progress))

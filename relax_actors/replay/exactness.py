@@ -45,10 +45,6 @@ def why_inexact(config: Config, gpus: int) -> str:
 def check_devices(config: Config, gpus: int) -> None:
     """Refuse to compute a run on a machine that lacks the devices that its settings name.
 
-    Args:
-        config: settings to compute with.
-        gpus: GPUs that torch can use here.
-
     Raises:
         ConfigError: a setting names a GPU that torch cannot use here.
     """

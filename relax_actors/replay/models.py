@@ -42,13 +42,7 @@ class Computed:
 
 
 class Model:
-    """A model of a run and the feed of its steps.
-
-    Args:
-        recording: record of the run.
-        config: settings to compute with.
-        name: "policy" or "critic".
-    """
+    """A model of a run, "policy" or "critic", and the feed of its steps, with the settings to compute with."""
 
     def __init__(self, recording: Recording, config: Config, name: str) -> None:
         self.name, self._recording, self._config = name, recording, config
@@ -107,11 +101,7 @@ class Model:
         return [list(part) for part in parts] if alone and len(parts) == count else []
 
     def compute(self, step: int, batch: Batch, rows: StepRows) -> Computed:
-        """Compute a step on rows of `read`.
-
-        Raises:
-            ConfigError: the numbers are not finite, or a row does not fit the model.
-        """
+        """Compute a step on rows of `read`; raises ConfigError if a row does not fit, or numbers are not finite."""
         try:
             parts: Mapping[str, list[float]] = {}
             if self.name == "policy":

@@ -123,11 +123,7 @@ class Recording:
         return config.model_copy(update={"run": run, "trainer": trainer})
 
     def config_with(self, settings: list[str]) -> Config:
-        """Return the settings with some of them replaced, `section.key=value` each.
-
-        Raises:
-            ConfigError: a setting is wrong.
-        """
+        """Return the settings with `section.key=value` replaced; raises ConfigError if one is wrong."""
         return with_settings(self.config, settings, f"run {self.run}")
 
     def context(self, role: str, config: Config) -> Context:
@@ -184,11 +180,7 @@ class Recording:
         return figures
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of a step.
-
-        Raises:
-            ConfigError: the step was not trained.
-        """
+        """Return the batch of a step; raises ConfigError if the step was not trained."""
         batch = self.cells("batch", [step], Batch).get(step)
         if batch is None:
             newest = max(self.numbers("batch"), default=None)

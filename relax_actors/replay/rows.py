@@ -26,11 +26,7 @@ from relax_actors.training.stops import stops_of
 
 
 def row_of(name: str) -> RowId:
-    """Parse the name of a training row, `group.412.3` or `412.3`.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Parse the name of a training row, `group.412.3` or `412.3`; raises ConfigError if it is none."""
     try:
         row = parse_row(name if name.startswith("group.") else f"group.{name}")
     except SubjectError as error:

@@ -108,7 +108,7 @@ def _of_rows(a: Recording, b: Recording, step: int, batches: tuple[Batch, Batch]
 def _of_weights(
     a: Recording, step: int, weights: tuple[Mapping[int, Weights], Mapping[int, Weights]]
 ) -> Parting | None:
-    one, other = (found.get(step + 1) for found in weights)
+    one, other = (cells.get(step + 1) for cells in weights)
     if one is None or other is None or one.fingerprint == other.fingerprint:
         return None
     number = first_tensor(one.tensors, other.tensors)

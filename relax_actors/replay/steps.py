@@ -78,14 +78,7 @@ class Replay:
 
 
 class Replayer:
-    """Computes steps of one model again.
-
-    Args:
-        recording: record of the run.
-        config: settings to compute with.
-        name: "policy" or "critic".
-        progress: told what is computed next.
-    """
+    """Computes steps of one model, "policy" or "critic", again; `progress` is told what is computed next."""
 
     def __init__(self, recording: Recording, config: Config, name: str, progress: Progress = lambda _: None) -> None:
         self._recording, self._progress = recording, progress
@@ -197,17 +190,17 @@ class Replayer:
         if result.recorded is None:
             what = f"no weights were published after step {step}: the run ended or was killed while it computed"
         shown = result.figures.get(figure or "", Figure(None, None))
-        found = Difference(
+        difference = Difference(
             what, step, self.model.name, None, None, None, figure, tensor, shown.recorded, shown.computed
         )
         place = first_micro_batch(result.micro_batches)
         if place is None:
-            return found
+            return difference
         number, figure = place
         shown = result.micro_batches[number][figure]
         rows = result.rows[number] if result.rows else None
         return replace(
-            found,
+            difference,
             micro_batch=number,
             rows=rows,
             figure=figure,

@@ -44,12 +44,12 @@ def iou(completion: str, prompt: Prompt) -> float:
             "write [x1, y1, x2, y2] with x1 < x2 and y1 < y2, or a list of such boxes"
         )
         raise RowError(msg)
-    found = boxes(final_part(completion))
+    given = boxes(final_part(completion))
     if len(expected) == 1:
-        found = found[-1:]
-    if not found or len(found) > max(_MAX_BOXES, len(expected)):
+        given = given[-1:]
+    if not given or len(given) > max(_MAX_BOXES, len(expected)):
         return 0.0
-    return _matched(found, expected) / max(len(found), len(expected))
+    return _matched(given, expected) / max(len(given), len(expected))
 
 
 def boxes(text: str) -> list[Box]:
@@ -65,9 +65,9 @@ def _box(numbers: list[float]) -> Box:
     return left, top, right, bottom
 
 
-def _matched(found: list[Box], expected: list[Box]) -> float:
+def _matched(given: list[Box], expected: list[Box]) -> float:
     """Sum of the overlaps of a one-to-one matching, best first."""
-    overlaps = {(i, j): _overlap(found[i], expected[j]) for i, j in product(range(len(found)), range(len(expected)))}
+    overlaps = {(i, j): _overlap(given[i], expected[j]) for i, j in product(range(len(given)), range(len(expected)))}
     free = {i for i, _ in overlaps}, {j for _, j in overlaps}
     total = 0.0
     for (i, j), overlap in sorted(overlaps.items(), key=lambda item: -item[1]):

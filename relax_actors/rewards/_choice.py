@@ -46,8 +46,8 @@ def chosen(text: str, choices: list[str]) -> str | None:
         return alone
     letters = _letters(choices)
     for pattern in (_STATED, _MARKED, _BARE):
-        found = [match[1].upper() for match in pattern.finditer(text)]
-        known = [letter for letter in found if letter in letters]
+        stated = [match[1].upper() for match in pattern.finditer(text)]
+        known = [letter for letter in stated if letter in letters]
         if known:
             return known[-1]
     words = _words(text)

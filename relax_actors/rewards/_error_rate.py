@@ -28,11 +28,7 @@ def character_error_rate(completion: str, prompt: Prompt) -> float:
 
 @compares
 def word_error_rate(completion: str, prompt: Prompt) -> float:
-    """Return 1 minus the word error rate, 0 to 1: as `character_error_rate`, in words.
-
-    Raises:
-        RowError: nothing of the answer remains after normalisation.
-    """
+    """Return 1 minus the word error rate, 0 to 1, as `character_error_rate` in words; raises as that."""
     return _one_minus_rate(_normalised(completion).split(), _expected(prompt, "word_error_rate").split())
 
 
@@ -55,10 +51,10 @@ def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
     return distance
 
 
-def _one_minus_rate(found: Sequence[str], expected: Sequence[str]) -> float:
-    if len(found) >= 2 * len(expected):  # the distance is at least the answer's length, however long the completion
+def _one_minus_rate(given: Sequence[str], expected: Sequence[str]) -> float:
+    if len(given) >= 2 * len(expected):  # the distance is at least the answer's length, however long the completion
         return 0.0
-    return max(0.0, 1 - edit_distance(expected, found) / len(expected))
+    return max(0.0, 1 - edit_distance(expected, given) / len(expected))
 
 
 def _expected(prompt: Prompt, reward_name: str) -> str:

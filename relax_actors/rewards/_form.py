@@ -67,11 +67,7 @@ def repetition(completion: str, prompt: Prompt, *, n: Positive = 4) -> float:
 
 
 def package() -> Any:
-    """The package jsonschema.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The package jsonschema; raises ConfigError if it is not installed."""
     return import_extra("jsonschema", "schema", "reward 'json_schema'")
 
 

@@ -35,19 +35,19 @@ def temporal_iou(completion: str, prompt: Prompt) -> float:
             "write [start, end] in seconds with start < end"
         )
         raise RowError(msg)
-    found = last_interval(final_part(completion))
-    if found is None or found[0] >= found[1]:
+    given = last_interval(final_part(completion))
+    if given is None or given[0] >= given[1]:
         return 0.0
-    common = max(min(found[1], expected[1]) - max(found[0], expected[0]), 0.0)
-    return common / (found[1] - found[0] + expected[1] - expected[0] - common)
+    common = max(min(given[1], expected[1]) - max(given[0], expected[0]), 0.0)
+    return common / (given[1] - given[0] + expected[1] - expected[0] - common)
 
 
 def last_interval(text: str) -> Interval | None:
     """The last interval of a text, in seconds; None if it has none."""
-    found = [match.groups() for match in _INTERVAL.finditer(" ".join(text.split()))]  # linear time for hostile text
-    if not found:
+    matches = [match.groups() for match in _INTERVAL.finditer(" ".join(text.split()))]  # linear time for hostile text
+    if not matches:
         return None
-    start, end = (_seconds(time) for time in found[-1] if time is not None)
+    start, end = (_seconds(time) for time in matches[-1] if time is not None)
     return start, end
 
 

@@ -14,11 +14,7 @@ from relax_actors.rewards.loading import requires
 
 
 def package() -> Any:
-    """The package math-verify.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The package math-verify; raises ConfigError if it is not installed."""
     module = import_extra("math_verify", "math", "reward 'math_verify'")
     # It warns at every start that its time limit is off, which is intended (see `math_verify`).
     logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -42,8 +38,8 @@ def math_verify(completion: str, prompt: Prompt) -> float:
     if not gold:
         msg = f"reward math_verify finds no expression in the answer {answer!r:.80}; fix the row or use exact_match"
         raise RowError(msg)
-    found = package().parse(completion, parsing_timeout=None)
-    return float(package().verify(list(gold), found, timeout_seconds=None))
+    given = package().parse(completion, parsing_timeout=None)
+    return float(package().verify(list(gold), given, timeout_seconds=None))
 
 
 @lru_cache(maxsize=1024)

@@ -31,12 +31,12 @@ def numeric_match(completion: str, prompt: Prompt) -> float:
     if expected is None:
         msg = f"reward numeric_match finds no number in the answer {answer!r:.80}; fix the row or use exact_match"
         raise RowError(msg)
-    found = last_number(completion)
-    if found is None:
+    given = last_number(completion)
+    if given is None:
         return 0.0
-    if found.denominator == expected.denominator == 1:
-        return float(found == expected)
-    return float(abs(found - expected) <= TOLERANCE * abs(expected))
+    if given.denominator == expected.denominator == 1:
+        return float(given == expected)
+    return float(abs(given - expected) <= TOLERANCE * abs(expected))
 
 
 def last_number(text: str) -> Fraction | None:

@@ -30,8 +30,8 @@ def normalised_match(completion: str, prompt: Prompt) -> float:
     answers are `answer` and the texts in `answers`, a field of the row. One that normalises to nothing, such as "A",
     is compared in lower case alone.
     """
-    found, answers = final_part(completion), _answers(prompt, "normalised_match")
-    return float(any(_words(found, answer) == _words(answer, answer) for answer in answers))
+    given, answers = final_part(completion), _answers(prompt, "normalised_match")
+    return float(any(_words(given, answer) == _words(answer, answer) for answer in answers))
 
 
 def token_f1(completion: str, prompt: Prompt) -> float:
@@ -39,8 +39,8 @@ def token_f1(completion: str, prompt: Prompt) -> float:
 
     The text that counts, the correct answers and the normalisation are those of `normalised_match`.
     """
-    found, answers = final_part(completion), _answers(prompt, "token_f1")
-    return max(_f1(_words(found, answer), _words(answer, answer)) for answer in answers)
+    given, answers = final_part(completion), _answers(prompt, "token_f1")
+    return max(_f1(_words(given, answer), _words(answer, answer)) for answer in answers)
 
 
 def _words(text: str, answer: str) -> list[str]:
@@ -48,19 +48,15 @@ def _words(text: str, answer: str) -> list[str]:
     return (normalised(text) if normalised(answer) else text.lower()).split()
 
 
-def _f1(found: list[str], right: list[str]) -> float:
-    if not found or not right:
-        return float(found == right)
-    shared = (Counter(found) & Counter(right)).total()
-    return 2 * shared / (len(found) + len(right))
+def _f1(given: list[str], right: list[str]) -> float:
+    if not given or not right:
+        return float(given == right)
+    shared = (Counter(given) & Counter(right)).total()
+    return 2 * shared / (len(given) + len(right))
 
 
 def _answers(prompt: Prompt, reward_name: str) -> Iterator[str]:
-    """Yield the correct answers of a row.
-
-    Raises:
-        RowError: the row has none, or its field `answers` is no list of texts.
-    """
+    """Yield the correct answers of a row; raises RowError if there are none, or `answers` is no list of texts."""
     several = prompt.metadata.get("answers")
     if several is None:
         yield required_answer(prompt, reward_name)

@@ -20,11 +20,7 @@ _TUPLES = frozenset({"arc_agi", "rearc"})  # their scorers compare the grid with
 
 
 def package() -> Any:
-    """The package reasoning-gym.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The package reasoning-gym; raises ConfigError if it is not installed."""
     return import_extra("reasoning_gym", "tasks", "reward 'reasoning_gym_score'")
 
 

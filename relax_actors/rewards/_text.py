@@ -36,11 +36,7 @@ def positional_match(completion: str, prompt: Prompt) -> float:
 
 
 def required_answer(prompt: Prompt, reward_name: str) -> str:
-    """The prompt's answer, stripped.
-
-    Raises:
-        RowError: the prompt has no answer.
-    """
+    """The prompt's answer, stripped; raises RowError if the prompt has no answer."""
     answer = prompt.answer.strip()
     if not answer:
         msg = f"reward {reward_name} compares with the answer, the prompt {prompt.text!r:.80} has none; {REMEDY}"
@@ -57,5 +53,5 @@ _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 
 def final_part(completion: str) -> str:
     r"""Return the content of the last `<answer>` tag, else of the last `\boxed{}`, else the whole completion."""
-    found = _TAG.findall(completion) or _BOXED.findall(completion)
-    return (found[-1] if found else completion).strip()
+    parts = _TAG.findall(completion) or _BOXED.findall(completion)
+    return (parts[-1] if parts else completion).strip()

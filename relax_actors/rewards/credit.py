@@ -24,13 +24,7 @@ Credit: TypeAlias = Literal["episode", "branch", "turn"]
 
 
 def environment_reward(trajectory: Trajectory, credit: Credit, discount: float, trained: Sequence[str] = ()) -> Reward:
-    """Return the rewards of a row by what its environment gave.
-
-    Args:
-        trajectory: samples with players, or with rewards of turns, or both.
-        credit: what the reward of a turn counts for.
-        discount: factor of a turn or a branch.
-        trained: players whose rewards are summed to that of a sample.
+    """Return the rewards of a row, with players or rewards of turns or both, by what its environment gave.
 
     Raises:
         ValueError: the turns have no rewards, which the credit needs.
@@ -60,11 +54,7 @@ def environment_reward(trajectory: Trajectory, credit: Credit, discount: float, 
 
 
 def token_rewards(trajectory: Trajectory, credit: Credit, discount: float) -> NDArray[np.float32]:
-    """Return the rewards of tokens that give each turn or branch its own return, `[total] float32`.
-
-    Raises:
-        ValueError: the turns have no rewards.
-    """
+    """Return rewards of tokens by their turn's or branch's return, `[total] float32`; raises ValueError."""
     if trajectory.turn_rewards is None:
         msg = f'environment.credit = "{credit}" needs the rewards of turns, which the trajectory does not hold'
         raise ValueError(msg)
@@ -90,10 +80,10 @@ def token_rewards(trajectory: Trajectory, credit: Credit, discount: float) -> ND
 
 def discounted(rewards: NDArray[np.float64], discount: float) -> NDArray[np.float64]:
     """Return the discounted returns of turns or branches, `[units] float64`."""
-    found, total = np.zeros(len(rewards)), 0.0
+    returns, total = np.zeros(len(rewards)), 0.0
     for t in range(len(rewards) - 1, -1, -1):
-        total = found[t] = rewards[t] + discount * total
-    return found
+        total = returns[t] = rewards[t] + discount * total
+    return returns
 
 
 def environment(completion: str, prompt: Prompt, sample: Sample | None = None) -> float:

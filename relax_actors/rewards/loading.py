@@ -24,12 +24,8 @@ def load_reward(
 ) -> RewardFunction:
     """Load a reward function by its name or dotted path; of a class, create an instance.
 
-    Keyword-only parameters, of the class those of its constructor, are options.
-
-    Args:
-        path: name or dotted path.
-        setting: key of the configuration that names it.
-        options: values of its options, from `reward.options.<path>`.
+    `setting` names it in errors. `options` are those of `reward.options.<path>`: keyword-only parameters, of a class
+    those of its constructor.
 
     Raises:
         ConfigError: unknown name, package not installed, a function that does not take (completion, prompt), or an
@@ -53,11 +49,7 @@ def load_reward(
 
 
 def _options(reward: Callable[..., Any], path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the options of a function or class.
-
-    Raises:
-        ConfigError: an option is unknown, missing or of the wrong type, or an annotation is no type.
-    """
+    """Return the options of a function or class; raises ConfigError for unknown, missing and wrong ones."""
     constructor: Callable[..., Any] = reward.__init__ if inspect.isclass(reward) else reward
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(ValueError):  # a built-in function without a signature
@@ -104,8 +96,7 @@ def _takes_completion_and_prompt(function: Callable[..., object]) -> bool:
 def requires(check: Callable[[], object]) -> Callable[[F], F]:
     """Decorate a reward function with a check that runs when the function is loaded.
 
-    Args:
-        check: raises `ConfigError` if the function cannot work, e.g. because its package is not installed.
+    It raises `ConfigError` if the function cannot work, e.g. because its package is not installed.
     """
 
     def decorate(function: F) -> F:

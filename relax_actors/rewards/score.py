@@ -41,11 +41,7 @@ class Total:
 
 
 def checked(value: object, reward_name: str) -> float:
-    """Convert the value of a reward function to a float that is finite as float32; a bool is 0 or 1.
-
-    Raises:
-        RowError: the value is not a real number, or not finite.
-    """
+    """Convert a reward, a bool to 0 or 1, to a float that float32 has; raises RowError if it is not finite."""
     item = getattr(value, "item", None)
     number = item() if callable(item) and getattr(value, "ndim", None) == 0 else value
     if isinstance(number, Real):
@@ -60,11 +56,7 @@ def checked(value: object, reward_name: str) -> float:
 
 
 def total_of(value: object, reward_name: str) -> Total:
-    """Check what a reward function returned for a sample.
-
-    Raises:
-        RowError: it is neither a finite number nor a `Score` of finite numbers.
-    """
+    """Check what a reward function returned for a sample; raises RowError if any number is not finite."""
     if not isinstance(value, Score):
         return Total(checked(value, reward_name), {})
     components = {str(name): checked(part, f"{reward_name} ({name})") for name, part in value.components.items()}

@@ -93,20 +93,17 @@ class RewardScorer:
     ) -> list[Total]:
         """Return the scores of the samples of a row.
 
-        Args:
-            texts: `[n]`, what the model wrote.
-            prompt: of the row.
-            samples: `[n]`, needed if `reads_samples`.
-            columns: `[n]`, scores that roles have computed, by their names in the setting.
+        `samples` are needed if `reads_samples`; `columns` are the scores that roles have computed, by their names in
+        the setting.
 
         Raises:
             RowError: a function did not return a finite number or score for each sample.
             TimeoutError: an async function took longer than the deadline.
         """
         calls = [self._called(path, function, texts, prompt, samples) for path, function in self._functions.items()]
-        found = await together(calls) if self._asyncs else [await call for call in calls]
+        results = await together(calls) if self._asyncs else [await call for call in calls]
         self.calls += 1
-        given = dict(zip(self._functions, found, strict=True))
+        given = dict(zip(self._functions, results, strict=True))
         given |= {name: [total_of(value, name) for value in columns[name]] for name in self.columns}
         by_name = {path: given[path] for path in self._weights}
         return [self._sum({path: totals[i] for path, totals in by_name.items()}) for i in range(len(texts))]
@@ -181,11 +178,7 @@ class RewardScorer:
 
 
 def weights_of(setting: str | dict[str, float], name: str) -> dict[str, float]:
-    """Return the weight of each function that a setting names.
-
-    Raises:
-        ConfigError: the table is empty, or a weight is not a finite number.
-    """
+    """Return the weight of each function of a setting; raises ConfigError if none, or it is not finite."""
     if isinstance(setting, str):
         return {setting: 1.0}
     if not setting:
@@ -199,22 +192,14 @@ def weights_of(setting: str | dict[str, float], name: str) -> dict[str, float]:
 
 
 def check_options(options: Mapping[str, object], named: Sequence[str]) -> None:
-    """Check that each table of options belongs to a reward function of the run.
-
-    Raises:
-        ConfigError: one does not.
-    """
+    """Check that each table of options belongs to a reward function of the run; raises ConfigError if one does not."""
     if unknown := sorted(options.keys() - set(named)):
         msg = f"{OPTIONS}.{unknown[0]}: no reward of the run has this name; it has {', '.join(sorted(set(named)))}"
         raise ConfigError(msg)
 
 
 def check_sandboxed(names: Sequence[str]) -> None:
-    """Check that built-in functions can work in the sandbox of the role; user functions are imported only there.
-
-    Raises:
-        ConfigError: one cannot.
-    """
+    """Check that built-in functions can work in the role's sandbox; raises ConfigError if one cannot."""
     for name in names:
         if name in REWARDS.built_in and (why := getattr(REWARDS.load(name, "reward.function"), "not_in_sandbox", "")):
             msg = f'reward.isolation = "sandbox" with the reward {name}: {why}; write isolation = "none"'
@@ -222,15 +207,7 @@ def check_sandboxed(names: Sequence[str]) -> None:
 
 
 def token_rewards(totals: Sequence[Total], lengths: Sequence[int]) -> np.ndarray | None:
-    """Return the rewards of the tokens of all samples, `[total] float32`; None if no sample has any.
-
-    Args:
-        totals: scores of the samples.
-        lengths: number of own tokens of each sample.
-
-    Raises:
-        RowError: a sample has another number of tokens.
-    """
+    """Return rewards of tokens, `[total] float32`, or None if none; raises RowError for other numbers."""
     if all(total.tokens is None for total in totals):
         return None
     parts = []

@@ -32,8 +32,8 @@ def value_of(scores: Array, value: Value, label: int | None) -> Array:
             odds = wide[:, chosen] - np.logaddexp.reduce(np.delete(wide, chosen, axis=1), axis=1)
         if value == "score" or (value == "auto" and classes == 1):
             return odds.astype(np.float32)
-        found: Array = (1.0 / (1.0 + np.exp(-odds))).astype(np.float32)
-        return found
+        probabilities: Array = (1.0 / (1.0 + np.exp(-odds))).astype(np.float32)
+        return probabilities
 
 
 def value_of_steps(values: Array, steps: str) -> float:
@@ -51,9 +51,9 @@ def token_values(values: Array, ends: Sequence[int], ids: Array, decode: Callabl
         ids: `[tokens]`, tokens of the answer, by the policy's tokenizer.
         decode: text of tokens, as in the answer's text.
     """
-    found = np.zeros(len(ids), np.float32)
+    tokens = np.zeros(len(ids), np.float32)
     for value, end in zip(values.tolist(), ends, strict=True):
         place = bisect_left(range(1, len(ids) + 1), end, key=lambda count: len(decode(ids[:count])))
         if len(ids):
-            found[min(place, len(ids) - 1)] += value
-    return found
+            tokens[min(place, len(ids) - 1)] += value
+    return tokens

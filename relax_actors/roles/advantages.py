@@ -61,11 +61,7 @@ class Advantages(Role):
         return advantage
 
     def _kl_coefficient(self, trajectory: Trajectory, row: Row) -> float | None:
-        """Return the coefficient that was published with the weights that sampled the row's newest token.
-
-        Raises:
-            RowError: these weights are not published.
-        """
+        """Return the coefficient published with the newest weights that sampled the row; raises RowError if none."""
         version = int(trajectory.versions.max())
         if version not in self._coefficients:
             table = self.context.table

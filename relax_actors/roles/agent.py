@@ -39,11 +39,7 @@ class AgentRole(ServiceRole):
         yield from ()
 
     def setup(self) -> None:
-        """Find the agent and the gateway.
-
-        Raises:
-            ConfigError: the command or the function cannot be found.
-        """
+        """Find the agent and the gateway; raises ConfigError if the command or the function cannot be found."""
         self._section = section = self.context.config.agent or AgentSection()
         self._program, self._function = _found(section)
         self._folder = self.context.folder.root / "agents"
@@ -116,11 +112,7 @@ def _found(section: AgentSection) -> tuple[Program, Callable[[AgentTask], Awaita
 
 
 def load_function(path: str) -> Callable[[AgentTask], Awaitable[Any]]:
-    """Return the coroutine function that a dotted path names.
-
-    Raises:
-        ConfigError: it does not import, or is none.
-    """
+    """Return the coroutine function that a dotted path names; raises ConfigError if it does not import, or is none."""
     function = dotted.load(path, "agent.function")
     if not inspect.iscoroutinefunction(function):
         msg = f"agent.function {path!r} is no coroutine function; write `async def`"

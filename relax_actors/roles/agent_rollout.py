@@ -55,11 +55,7 @@ class AgentRollout(Rollout):
     request, and the gateway stops sending it (`serving.suspect_calls`)."""
 
     def setup(self) -> None:
-        """Build the engine, and begin to serve sessions.
-
-        Raises:
-            ConfigError: the model has no chat template that grows turn by turn.
-        """
+        """Build the engine and serve sessions; raises ConfigError if the chat template does not grow by turns."""
         self._news: queue.SimpleQueue[RowId | None] = queue.SimpleQueue()
         super().setup()
         self._policy.on_guest(lambda: self._news.put(None))
@@ -216,10 +212,6 @@ class _AgentWork:
     """Rows whose samples agents work out; see `relax_actors.generation.rows.Work`.
 
     Requests of agents join the running batch as they come, and rows are held and leave between two tokens.
-
-    Args:
-        role: offers the samples.
-        sampling: how the samples of the rows are drawn.
     """
 
     asks_as_guests = True

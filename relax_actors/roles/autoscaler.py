@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from relax_actors.autoscaling.decision import Action, Decision, Figures, Timers, decide
-from relax_actors.autoscaling.place import Place, place_for
+from relax_actors.autoscaling.decision import Action, Decision, Figures, Place, Timers, decide, place_for
 from relax_actors.config.autoscaler import AutoscalerSection
 from relax_actors.config.rows import admitted_rows
 from relax_actors.data.checked_run import CheckedRun
@@ -54,12 +53,7 @@ class Pool:
 
 
 def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
-    """Count the rollouts of a run.
-
-    Args:
-        nodes: leases of the nodes, by `node.<number>`; their fields may be forged.
-        wanted: number or name of the node to scale; empty for all nodes with rollouts.
-    """
+    """Count the rollouts on the nodes with the number or name `wanted`, or on all; fields of leases may be forged."""
     places: dict[int, Place] = {}
     engines = spot = restarts = 0
     for key, node in nodes.items():
@@ -91,12 +85,7 @@ def _room(node: Mapping[str, Any]) -> int | None:
 
 
 def failures_of(operations: Iterable[Operation], author: str) -> int:
-    """Count the operations of an author that failed since the last of them that did not.
-
-    Args:
-        operations: in the order of their requests.
-        author: name of the author.
-    """
+    """Count the operations of an author that failed since the last of them, in the order of requests, that did not."""
     ends = [operation.state for operation in operations if operation.request.author == author and operation.is_over]
     return next((n for n, state in enumerate(reversed(ends)) if state is not State.FAILED), len(ends))
 
@@ -119,11 +108,7 @@ class Autoscaler(ServiceRole):
     )
 
     def check(self, run: CheckedRun) -> Iterator[str]:
-        """Say how many rollouts all rows of the run can occupy.
-
-        Raises:
-            ConfigError: `rollout.replicas` is outside the bounds.
-        """
+        """Say how many rollouts all rows can occupy; raises ConfigError if `rollout.replicas` is outside the bounds."""
         config, section = run.config, run.config.autoscaler
         if section is None:
             return
@@ -194,11 +179,7 @@ class Autoscaler(ServiceRole):
             await asyncio.sleep(self._section.interval)
 
     async def _measure(self) -> tuple[Figures, Pool]:
-        """Measure the run.
-
-        Raises:
-            RelaxError, TimeoutError: the broker does not answer.
-        """
+        """Measure the run; raises RelaxError or TimeoutError if the broker does not answer."""
         from broker.streams import find_consumer  # noqa: PLC0415 `relax check` loads every role
 
         context = self.context

@@ -74,21 +74,21 @@ class Critic(StatefulRole):
         context, config = self.context, self.context.config
         self._settings = critic_section(config)
         with context.device_lock():
-            self._engine = critic_backend(self._settings).build(context)
-            context.shares_memory(self._engine)
-        self._feed = StepFeed(context, self._engine, StepReader(context, {}), section="critic")
+            self.engine = critic_backend(self._settings).build(context)
+            context.shares_memory(self.engine)
+        self._feed = StepFeed(context, self.engine, StepReader(context, {}), section="critic")
         self._validator = RowValidator(config)
         self._media = None if config.media is None else RowMedia(context)
         self._endings = RowEndings(context)
         folder = context.folder.critic_checkpoints
-        self._checkpoints = Checkpointer(context, self._engine, self, "critic_checkpoint", folder)
-        self._version = -1
+        self._checkpoints = Checkpointer(context, self.engine, self, "critic_checkpoint", folder)
+        self.version = -1
         self._batches: dict[int, Batch] = {}
         # Indices of the rows that wait for values, and of those that need none, by step.
         self._waiting: dict[int, set[int]] = {}
         self._ended: dict[int, set[int]] = {}
         self._weights: Weights | None = None
-        self._metrics: dict[str, float] = {}
+        self.figures: dict[str, float] = {}
 
     @classmethod
     def follows(cls, config: Config) -> list[str]:
@@ -120,7 +120,7 @@ class Critic(StatefulRole):
                 self._finish_run()
         self._advance()
         if last is not None:
-            self.context.journal.event("recovered", version=self._version, replayed=self._version - last.version)
+            self.context.journal.event("recovered", version=self.version, replayed=self.version - last.version)
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Record new cells; train on new batches, and write the values that are due."""
@@ -150,15 +150,15 @@ class Critic(StatefulRole):
 
     def _advance(self) -> None:
         """Train on all batches that are there, then write all values that are due."""
-        if self._version < 0 and not self._initialise():
+        if self.version < 0 and not self._initialise():
             self.context.report_waiting("version 0 of the policy")
             return
         while not self.context.stopping():
-            if (batch := self._batches.get(self._version)) is not None:
+            if (batch := self._batches.get(self.version)) is not None:
                 self._train(batch)
             elif not self._write_due_values():
                 break
-        self.context.report_waiting(f"rows or batch of step {self._version}")
+        self.context.report_waiting(f"rows or batch of step {self.version}")
 
     def _initialise(self) -> bool:
         """Initialise the critic of a new run, and publish version 0 and its checkpoint; False if weights 0 are due."""
@@ -166,7 +166,7 @@ class Critic(StatefulRole):
             return False
         policy = None if self._weights is None or self._settings.path is not None else self._policy(self._weights)
         with self.context.device_lock():
-            self._engine.initialise(policy)
+            self.engine.initialise(policy)
         self._publish(0)
         self._checkpoints.write(0)
         self._begin(0)
@@ -184,27 +184,27 @@ class Critic(StatefulRole):
 
     def _begin(self, version: int) -> None:
         """Continue with a version; forget what is below it."""
-        self._version = version
+        self.version = version
         for by_step in (self._batches, self._waiting, self._ended):
             for step in [step for step in by_step if step < version]:
                 del by_step[step]
 
     def _train(self, batch: Batch) -> None:
         """Update the critic with a batch, and publish the next version."""
-        step = self._version
+        step = self.version
         rows = self._feed.replay(step, batch.rows)
         result = self._feed.finish(lambda: None)
         self._begin(step + 1)
-        self._publish(self._version)
+        self._publish(self.version)
         self.progress()
         self._checkpoints.finish()
-        if self._version == self.context.config.run.steps:
+        if self.version == self.context.config.run.steps:
             self._finish_run()
-        elif self._version % self.context.config.trainer.checkpoint_every == 0:
-            self._checkpoints.start(self._version)
+        elif self.version % self.context.config.trainer.checkpoint_every == 0:
+            self._checkpoints.start(self.version)
         measured = {name: round(float(value), 6) for name, value in result.metrics.items()}
-        self._metrics = {"step": step, "rows": len(rows), "train_seconds": round(self._feed.seconds, 6), **measured}
-        self.context.journal.metric({"kind": "critic", **self._metrics})
+        self.figures = {"step": step, "rows": len(rows), "train_seconds": round(self._feed.seconds, 6), **measured}
+        self.context.journal.metric({"kind": "critic", **self.figures})
 
     def _publish(self, version: int) -> None:
         """Publish the fingerprint of a version, or compare it with the published one.
@@ -214,7 +214,7 @@ class Critic(StatefulRole):
             ConfigError: with run.deterministic, the replayed weights differ from the published ones.
         """
         context = self.context
-        cell = CriticVersion(version, self._engine.fingerprint(), context.incarnation)
+        cell = CriticVersion(version, self.engine.fingerprint(), context.incarnation)
         known = put_own(context, context.table.subjects.numbered("critic", version), cell)
         if known is None or known == cell:
             return
@@ -230,15 +230,15 @@ class Critic(StatefulRole):
     def _finish_run(self) -> None:
         """Write the trained critic and the last checkpoint."""
         context = self.context
-        durable_folder.write(context.folder.critic, self._engine.export, context.wait_for_room)
-        self._checkpoints.write(self._version)
+        durable_folder.write(context.folder.critic, self.engine.export, context.wait_for_room)
+        self._checkpoints.write(self.version)
 
     def _write_due_values(self) -> bool:
         """Compute and write the values of the rows that are due; return whether there were any."""
         config = self.context.config
         due = [
             RowId(step, index)
-            for step in range(self._version, min(self._version + config.staleness.max, config.run.steps - 1) + 1)
+            for step in range(self.version, min(self.version + config.staleness.max, config.run.steps - 1) + 1)
             for index in sorted(self._waiting.pop(step, set()) - self._ended.get(step, set()))
         ]
         if not due:
@@ -278,7 +278,7 @@ class Critic(StatefulRole):
         for n, ((_, trajectory), of_row) in enumerate(zip(rows, media, strict=True)):
             samples += samples_of(n, trajectory, media=of_row)
         with self.context.device_lock():
-            scored = iter(self._engine.values(samples, self.progress))
+            scored = iter(self.engine.values(samples, self.progress))
         cells: list[tuple[str, Array]] = [
             (table.subject(row, "values"), np.asarray(in_layout(trajectory, scored))) for row, trajectory in rows
         ]
@@ -312,4 +312,4 @@ class Critic(StatefulRole):
 
     def metrics(self) -> dict[str, float]:
         """Return the version and the CPU time spent in the engine."""
-        return {"version": self._version, "model_cpu_seconds": round(self._feed.cpu_seconds, 3)}
+        return {"version": self.version, "model_cpu_seconds": round(self._feed.cpu_seconds, 3)}

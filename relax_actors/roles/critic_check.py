@@ -48,11 +48,7 @@ def check_critic(section: CriticSection, config: Config, model: CheckedModel) ->
 
 
 def _check_family(path: Path, folder: Path) -> None:
-    """Check that a critic reads the media that are prepared for the policy.
-
-    Raises:
-        ConfigError: it reads other ones, or none.
-    """
+    """Raise ConfigError unless a critic reads the media that are prepared for the policy."""
     critic, policy = family_of(path), family_of(folder)
     if _inputs(critic) != _inputs(policy):
         kinds = [f"type {family.model_type}" if family else "text alone" for family in (critic, policy)]

@@ -110,11 +110,7 @@ class EpisodeRollout(Rollout):
             return error
 
     def _checked(self, row: Row, samples: list[Sample]) -> Trajectory:
-        """Return the row's trajectory.
-
-        Raises:
-            RowError: wrong number of samples, a sample of another prompt, or what the trainer would refuse.
-        """
+        """Return the row's trajectory; raises RowError for wrong numbers, prompts, or what the trainer refuses."""
         name, wanted = f"{type(self).__name__}.samples of {row.id}", self.group_size(row)
         prompt = self.prompt_tokens(row)
         if len(samples) != wanted:
@@ -148,8 +144,8 @@ class EpisodeRollout(Rollout):
                 return None
             shared = count_shared(start, tokens)
             self._media.check_sequence(row.media, tokens, shared)
-            found: PromptMedia | None = prefix(shared)
-            return found
+            media: PromptMedia | None = prefix(shared)
+            return media
 
         version = prompt.min_version if prompt.exact_version else None
 
@@ -170,10 +166,10 @@ class EpisodeRollout(Rollout):
                 if free[i] > 0
             }
             calls += 1
-            found = [_nothing() for _ in sequences]
+            generations = [_nothing() for _ in sequences]
             for i, (generation,) in zip(requests, self._policy.answer(list(requests.values()), version), strict=True):
-                found[i] = generation
-            return found
+                generations[i] = generation
+            return generations
 
         return generate
 

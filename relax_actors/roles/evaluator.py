@@ -222,11 +222,7 @@ class Evaluator(StatefulRole):
         self._latest = value
 
     def _admit(self, version: int) -> None:
-        """Write the prompts of a version's rows; existing prompts are kept.
-
-        Raises:
-            AllRowsFailedError: the first prompts cannot be made, all for one reason.
-        """
+        """Write a version's prompts, but existing ones; raises AllRowsFailedError if the first all fail alike."""
         rows = [RowId(version, index, "eval") for index in self._rows]
         self.context.table.put_encoded(self._first_prompts.cells(rows, self._prompt))
         self._first_prompts.check()

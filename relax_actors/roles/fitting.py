@@ -13,11 +13,6 @@ from relax_actors.runtime import Role, StatefulRole
 def check_addition(before: Config, after: Config, role: str) -> None:
     """Check that a role can be added while the run is up.
 
-    Args:
-        before: settings of the run.
-        after: the same settings with the role.
-        role: name of the role.
-
     Raises:
         ConfigError: its columns do not fit, or another role would wait for its column in rows that are in flight.
     """
@@ -37,16 +32,7 @@ def check_addition(before: Config, after: Config, role: str) -> None:
 
 
 def check_removal(before: Config, after: Config, role: str) -> None:
-    """Check that a role can be removed while the run is up, or from a run that has trained.
-
-    Args:
-        before: settings of the run.
-        after: the same settings without the role.
-        role: name of the role.
-
-    Raises:
-        ConfigError: another role needs it.
-    """
+    """Check that a role can be removed, live or after training; raises ConfigError if another role needs it."""
     for other in role_names(after):
         if columns := sorted(_reads(before, other) & set(spec_of(before, role).writes) - {"dropped", "quarantined"}):
             msg = f"roles.{role} cannot be removed: {other} reads column {', '.join(columns)}, which it writes"

@@ -43,11 +43,7 @@ class GatewayRole(ServiceRole):
         yield from ()
 
     def setup(self) -> None:
-        """Load the tokenizer and bind the address.
-
-        Raises:
-            ConfigError: the extra is not installed, the address is in use, or a file of tokens cannot be used.
-        """
+        """Load the tokenizer and bind the address; raises ConfigError if one of them is impossible."""
         try:
             from relax_actors.serving.answers import Answers, Limits  # noqa: PLC0415 needs the extra
             from relax_actors.serving.app import Access, Gateway  # noqa: PLC0415
@@ -130,11 +126,7 @@ def gateway_folder(folder: Path) -> Path:
 
 
 def tokens_of(section: GatewaySection, folder: Path) -> tuple[str, ...]:
-    """Return the bearer tokens of the gateway: those of the user's file, or a random one.
-
-    Raises:
-        ConfigError: the user's file cannot be used.
-    """
+    """Return the bearer tokens of the gateway, from the user's file or a random one; raises ConfigError."""
     from relax_actors.serving.tokens import load_or_create_secret, read_tokens  # noqa: PLC0415 as in `setup`
 
     if section.token_file is not None:

@@ -48,11 +48,11 @@ class Judge(CheckedJudge):
         with self.context.device_lock():
             self._model = self._built(tokenizer)
             if (calibration := self.calibrated()) is not None:
-                found = self._asked(calibration.questions())
-                for answer in found:
+                answers = self._asked(calibration.questions())
+                for answer in answers:
                     if isinstance(answer, Exception):
                         raise answer
-                self._agreement = calibration.agreement([one for one in found if not isinstance(one, Exception)])
+                self._agreement = calibration.agreement([one for one in answers if not isinstance(one, Exception)])
 
     def _built(self, tokenizer: Tokenizer) -> JudgeModel:
         if self.answer == "reason":
@@ -80,13 +80,13 @@ class Judge(CheckedJudge):
         """
         began = time.monotonic()
         asked = [self._questions(row) if row.id.kind in self._wanted else [] for row in rows]
-        found = iter(self._asked([question for part in asked if isinstance(part, list) for question in part]))
+        answers = iter(self._asked([question for part in asked if isinstance(part, list) for question in part]))
         results: list[Any] = []
         for row, questions in zip(rows, asked, strict=True):
             if isinstance(questions, RelaxError):
                 results.append(questions)
                 continue
-            given = [next(found) for _ in questions]
+            given = [next(answers) for _ in questions]
             results.append(self._rewards(row, given) if row.id.kind in self._wanted else None)
         self._graded += len(rows)
         self._seconds += time.monotonic() - began
@@ -101,12 +101,12 @@ class Judge(CheckedJudge):
 
     def _asked(self, questions: Sequence[Question]) -> list[float | Exception]:
         """Ask the judge; a question that cannot be asked has its error as the answer."""
-        found: list[Any] = [self._tokens(question) for question in questions]
-        good = [n for n, tokens in enumerate(found) if not isinstance(tokens, Exception)]
+        results: list[Any] = [self._tokens(question) for question in questions]
+        good = [n for n, tokens in enumerate(results) if not isinstance(tokens, Exception)]
         if good:
-            for n, answer in zip(good, self._model.answers([found[n] for n in good], self.progress), strict=True):
-                found[n] = answer
-        return found
+            for n, answer in zip(good, self._model.answers([results[n] for n in good], self.progress), strict=True):
+                results[n] = answer
+        return results
 
     def _tokens(self, question: Question) -> Any:
         try:

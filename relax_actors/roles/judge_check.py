@@ -74,11 +74,7 @@ class CheckedJudge(Role):
 
     @cached_property
     def grading(self) -> Grading:
-        """How samples are graded.
-
-        Raises:
-            ConfigError: the file of the rubric cannot be read.
-        """
+        """How samples are graded; raises ConfigError if the file of the rubric cannot be read."""
         return Grading(self.mode, rubric_of(self.rubric, self.rubric_file, f"{SECTION}.rubric_file"))
 
     @property

@@ -90,15 +90,15 @@ class WritingModel:
 
     def answers(self, prompts: Prompts, progress: Callable[[], None]) -> list[float | Exception]:
         """Return the verdict of the most likely answer to each prompt; see `JudgeModel`."""
-        found: list[float | Exception] = []
+        values: list[float | Exception] = []
         for start in range(0, len(prompts), self._batch):
             requests = [self._request(prompt) for prompt in prompts[start : start + self._batch]]
             written: dict[int, float | Exception] = {}
             for done in self._engine.stream(requests, progress):
                 for i, (generation,) in done:
                     written[i] = self._verdict(generation.tokens, generation.finish_reason)
-            found += [written[i] for i in range(len(requests))]
-        return found
+            values += [written[i] for i in range(len(requests))]
+        return values
 
     def _request(self, prompt: NDArray[np.int32]) -> GenerationRequest:
         return GenerationRequest(

@@ -24,15 +24,9 @@ SHRINK = 0.95
 class JudgePrompts:
     """Writes questions as tokens of a judge's model.
 
-    Texts are shortened in their middle, the longest first, until they fit. A policy's text cannot add a message, a
-    special token or a part: see `relax_actors.rewards.judging.material`.
-
-    Args:
-        tokenizer: of the judge's model.
-        grading: how samples are graded.
-        how: form of the answer, of a chat.
-        template: text with the names of the question's texts in braces, in place of a chat.
-        room: tokens of a prompt at most.
+    Texts are shortened in their middle, the longest first, until they fit `room` tokens. A policy's text cannot add a
+    message, a special token or a part: see `relax_actors.rewards.judging.material`. A `template` has the names of the
+    question's texts in braces, and takes the place of a chat.
     """
 
     def __init__(self, tokenizer: Tokenizer, grading: Grading, how: str, template: str, room: int) -> None:
@@ -43,22 +37,18 @@ class JudgePrompts:
         """Questions that were shortened."""
 
     def tokens(self, question: Question) -> NDArray[np.int32]:
-        """Return the tokens of a question, `[len] int32`.
-
-        Raises:
-            RowError: it does not fit, even without the texts, or the chat template refuses it.
-        """
+        """Return a question's tokens, `[len] int32`; raises RowError if it is refused, or never fits."""
         texts = dict(question)
         for cuts in range(MOST_CUTS):
             size = None
             try:
-                found = self._encoded(texts)
-                size = len(found)
+                ids = self._encoded(texts)
+                size = len(ids)
             except TooLongError:
                 pass
             if size is not None and size <= self._room:
                 self.shortened += cuts > 0
-                return found
+                return ids
             longest = max(texts, key=lambda name: len(texts[name]))
             kept = SHRINK * (0.5 if size is None else self._room / size)
             texts[longest] = cut_middle(texts[longest], int(kept * len(texts[longest])))
@@ -84,11 +74,7 @@ def cut_middle(text: str, length: int) -> str:
 
 
 def check_template(template: str, grading: Grading, setting: str) -> None:
-    """Check that a template shows the responses, and that no text can end its own part.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Check that a template shows the responses, and that no text can end its part; raises ConfigError otherwise."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
@@ -119,19 +105,19 @@ def choices_of(tokenizer: Tokenizer, texts: Sequence[str], setting: str) -> list
     Raises:
         ConfigError: the tokenizer cannot encode one, or one begins with another, so that their probabilities overlap.
     """
-    found: list[NDArray[np.int32]] = []
+    choices: list[NDArray[np.int32]] = []
     for text in texts:
         try:
-            found.append(tokenizer.encode(text, special=False))
+            choices.append(tokenizer.encode(text, special=False))
         except RowError as error:
             msg = f"{setting}: the judge's model cannot write the answer {text!r}: {error}; use another model"
             raise ConfigError(msg) from error
-    for i, one in enumerate(found):
-        for k, other in enumerate(found):
+    for i, one in enumerate(choices):
+        for k, other in enumerate(choices):
             if i != k and np.array_equal(one, other[: len(one)]):
                 msg = (
                     f"{setting}: in the judge's tokens the answer {texts[k]!r} begins with {texts[i]!r}, so their "
                     "probabilities overlap; lower most, to at most 9 for single digits"
                 )
                 raise ConfigError(msg)
-    return found
+    return choices

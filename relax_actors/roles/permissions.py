@@ -38,11 +38,7 @@ def users(config: Config) -> list[str]:
 
 
 def permissions(config: Config, user: str) -> Permissions:
-    """Subjects that a user may publish and subscribe to.
-
-    Raises:
-        ConfigError: the run has no such role, or its class is not a usable role.
-    """
+    """Subjects that a user may publish and subscribe to; raises ConfigError for an unknown or unusable role."""
     subjects = Subjects(config.run.name)
     answers = Permissions((), (f"{inbox_prefix(config.run.name, user)}.>",))
     if user == OPERATOR:

@@ -87,12 +87,7 @@ def section_of(config: Config, role: str) -> PoolSection | RoleSection:
 def unscalable_roles(config: Config, among: Collection[str]) -> dict[str, str]:
     """Return the roles of a run whose number of actors cannot change while it is up, each with the reason.
 
-    Args:
-        config: of the run.
-        among: names of the roles to look at, whose classes are imported; those that the run does not have are ignored.
-
-    Raises:
-        ConfigError: as `role_class`.
+    Of `among`, whose classes are imported, those that the run does not have are ignored. Raises as `role_class`.
     """
     names, reasons = role_names(config), {}
     sections = {name: built_in_spec(name).section for name in names if name not in config.roles}
@@ -114,11 +109,7 @@ def unscalable_roles(config: Config, among: Collection[str]) -> dict[str, str]:
 
 
 def role_class(config: Config, name: str) -> type[Role]:
-    """The class of a role.
-
-    Raises:
-        ConfigError: the run has no such role, or its class does not import or is not a usable role.
-    """
+    """The class of a role; raises ConfigError if the run has no such role, or it is not a usable one."""
     if name in config.roles:
         setting = f"roles.{name}.actor"
         return check_role(ROLES.load(config.roles[name].actor, setting), setting)
@@ -171,28 +162,16 @@ def _pool_roles(config: Config) -> list[type[Role]]:
 
 
 def spec_of(config: Config, name: str) -> RoleSpec:
-    """Spec of a role of the run; imports its class.
-
-    Raises:
-        ConfigError: as `role_class`.
-    """
+    """Import the class of a role of the run, and return its spec; raises as `role_class`."""
     return complete_spec(role_class(config, name))
 
 
 def own_single_roles(config: Config, names: Collection[str]) -> list[str]:
-    """Roles of the user, among the given ones, that own state and have one actor in a run; imports their classes.
-
-    Raises:
-        ConfigError: as `role_class`.
-    """
+    """Roles of the user, among the given ones, that own state and have one actor in a run; raises as `role_class`."""
     return [name for name in names if name in config.roles and spec_of(config, name).single]
 
 
 def make_role(config: Config, name: str) -> Role:
-    """An instance of a role with its options.
-
-    Raises:
-        ConfigError: as `role_class`, or the options do not fit the class.
-    """
+    """An instance of a role; raises as `role_class`, and ConfigError if the options do not fit the class."""
     options = config.roles[name].options if name in config.roles else {}
     return role_class(config, name).build(options, f"roles.{name}")

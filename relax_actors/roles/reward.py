@@ -28,11 +28,7 @@ from relax_actors.simulation.devices import REWARD, Devices
 
 
 def with_files(prompt: Prompt, store: Store) -> Prompt:
-    """Return a prompt whose media are files that a reward function can open.
-
-    Raises:
-        StoreError: a path leaves the store.
-    """
+    """Return a prompt whose media are files that can be opened; raises StoreError if one leaves the store."""
     if not prompt.media:
         return prompt
     media = [replace(m, path=str(store.path(m.path)), stored=False) if m.stored else m for m in prompt.media]
@@ -96,11 +92,7 @@ class RewardRole(Role):
         return {name: seconds for scorer in scorers for name, seconds in scorer.metrics().items()}
 
     def _scorer(self, row: Row) -> RewardScorer:
-        """Return what scores a row.
-
-        Raises:
-            RowError: the row is held out, and no set of [eval] has it.
-        """
+        """Return what scores a row; raises RowError if the row is held out, and no set of [eval] has it."""
         own = self.context.config.held_out(row.id)
         return self._scorers[repr(self.context.config.reward.function if own is None else own.reward)]
 
@@ -172,11 +164,7 @@ class RewardRole(Role):
 
 
 def _reward_of(totals: Sequence[Total], lengths: np.ndarray) -> Reward:
-    """Return the column of a row.
-
-    Raises:
-        RowError: samples have other components than the first one, or rewards of another number of tokens.
-    """
+    """Return the column of a row; raises RowError for other components or tokens than those of the samples."""
     names = totals[0].components
     if odd := next((total.components for total in totals if total.components.keys() != names.keys()), None):
         msg = f"a reward gives components {sorted(names)} for one sample and {sorted(odd)} for another"

@@ -42,11 +42,6 @@ def kinds_read(config: Config, name: str, role: Role) -> set[str]:
     """Return the kinds of rows for which a role computes scores: those whose rewards name it.
 
     They are all kinds that it handles if no reward names it, or if the column may have another reader.
-
-    Args:
-        config: configuration of the run.
-        name: of the role.
-        role: the role, which writes a column.
     """
     named = {kind for kind, names in names_in_rewards(config).items() if name in names}
     has_readers = len(config.roles) > 1 or config.advantages.reads == role.writes
@@ -90,30 +85,21 @@ def check_reward_roles(config: Config) -> None:
 
 
 def scores_of(value: Any, samples: int, name: str) -> list[float | Score]:
-    """Return the scores of a column, one for each sample.
-
-    Args:
-        value: the column, a `Reward` or numbers.
-        samples: number of samples of the row.
-        name: role that wrote it, for errors.
-
-    Raises:
-        RowError: it has no finite number for each sample.
-    """
+    """Return the scores of a column, one for each sample; raises RowError if one is missing or not finite."""
     if isinstance(value, Reward):
-        found: list[float | Score] = list(_scores(value))
+        scores: list[float | Score] = list(_scores(value))
     else:
         try:
             numbers = np.asarray(value, np.float64)
         except (TypeError, ValueError):
             numbers = np.zeros((0, 0))
-        found = numbers.tolist() if numbers.ndim == 1 else []
-    if len(found) != samples:
+        scores = numbers.tolist() if numbers.ndim == 1 else []
+    if len(scores) != samples:
         msg = (
             f"the column of the role {name} holds {value!r:.200} for {samples} samples; it must hold one score for each"
         )
         raise RowError(msg)
-    return found
+    return scores
 
 
 def _scores(reward: Reward) -> list[Score]:

@@ -104,26 +104,24 @@ class RewardModel(CheckedRewardModel):
         }
 
     def _reward(self, trajectory: Trajectory, answers: dict[int, ScoredAnswer], scores: dict[int, Array]) -> Reward:
-        """Return the column of a row.
-
-        Raises:
-            RowError: a score is not finite.
-        """
+        """Return the column of a row; raises RowError if a score is not finite."""
         lengths = trajectory.sample_lengths.astype(np.int32)
         values = np.zeros(len(lengths), np.float32)
         is_dense = self._folder.of_steps and self.steps == "tokens"
         tokens = [np.zeros(length, np.float32) for length in lengths.tolist()] if is_dense else []
         begins = np.cumsum(lengths) - lengths
         for i, answer in answers.items():
-            found = value_of(scores[i], self.value, self.label)
-            if not np.isfinite(found).all():
-                msg = f"the reward model gives sample {i} a score of {found[~np.isfinite(found)][0]}; check its folder"
+            scored = value_of(scores[i], self.value, self.label)
+            if not np.isfinite(scored).all():
+                msg = (
+                    f"the reward model gives sample {i} a score of {scored[~np.isfinite(scored)][0]}; check its folder"
+                )
                 raise RowError(msg)
             if is_dense:
                 own = trajectory.token_ids[begins[i] : begins[i] + lengths[i]]
-                tokens[i] = token_values(found, answer.ends, own, self._tokenizer.decode)
+                tokens[i] = token_values(scored, answer.ends, own, self._tokenizer.decode)
             else:
-                values[i] = value_of_steps(found, self.steps if self._folder.of_steps else "last")
+                values[i] = value_of_steps(scored, self.steps if self._folder.of_steps else "last")
         return Reward(values, {}, np.concatenate(tokens) if tokens else None, lengths if tokens else None)
 
     def metrics(self) -> dict[str, float]:

@@ -144,11 +144,7 @@ class Rollout(Role):
             self._media_of[row.id] = self._media.of(row.media, row.id)
 
     def make_work(self, sampling: Sampling) -> Work:
-        """Return what turns rows into requests, and answers into results, while one batch key is generated.
-
-        Args:
-            sampling: how the samples of the rows are drawn.
-        """
+        """Return what turns rows into requests, and answers into results, while one batch key is generated."""
 
         def generate(row: Row) -> Future[Samples]:
             return self._policy.generate(self._request(row, sampling), Kind.ROW)
@@ -197,11 +193,7 @@ class Rollout(Role):
             self.context.journal.metric({"kind": "generated", "tokens": tokens, "seconds": round(seconds, 5)})
 
     def _sampling(self, row: Row) -> Sampling:
-        """Return how the samples of a row are drawn.
-
-        Raises:
-            RowError: the row is held out, and no set of [eval] has it.
-        """
+        """Return how the samples of a row are drawn; raises RowError if no set of [eval] has a held-out row."""
         return sampling_of(self.context.config, row.id, self._baselines)
 
     def _request(self, row: Row, sampling: Sampling) -> GenerationRequest:

@@ -173,7 +173,7 @@ class ActorFwd(Scorer):
     """
 
     writes: ClassVar = "actor_fwd"
-    spec: ClassVar = RoleSpec(device=True, start_order=71)
+    spec: ClassVar = RoleSpec(device=True, start_order=71, needs_weights="it needs old weights")
     follows_weights: ClassVar = True
     replays: ClassVar = True
 
@@ -189,14 +189,10 @@ class Squares(ActorFwd):
     """
 
     writes: ClassVar = "squares"
-    spec: ClassVar = RoleSpec(device=True, start_order=72)
+    spec: ClassVar = RoleSpec(device=True, start_order=72, needs_weights="it needs old weights")
 
     def setup(self) -> None:
-        """Build the engine.
-
-        Raises:
-            ConfigError: the scoring engine computes no squared probabilities.
-        """
+        """Build the engine; raises ConfigError if the scoring engine computes no squared probabilities."""
         super().setup()
         if not isinstance(self._engine, SupportsSquares):
             msg = (
@@ -215,7 +211,7 @@ class Reference(Scorer):
     """Scores trajectories with version 0, or with the version of `algorithm.reference_every` for the row's step."""
 
     writes: ClassVar = "reference"
-    spec: ClassVar = RoleSpec(device=True, start_order=70)
+    spec: ClassVar = RoleSpec(device=True, start_order=70, needs_weights="it needs weights 0")
     follows_weights: ClassVar = False
 
     def setup(self) -> None:

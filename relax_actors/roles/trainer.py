@@ -65,8 +65,8 @@ class Trainer(StatefulRole):
         config = self.context.config
         self._settings = config.trainer
         with self.context.device_lock():
-            self._engine = training_backend(config).build(self.context)
-            self.context.shares_memory(self._engine)
+            self.engine = training_backend(config).build(self.context)
+            self.context.shares_memory(self.engine)
         # `relax check` loads every role, and needs no NATS.
         from relax_actors.training.collector import Collector, Sweep, remove_void  # noqa: PLC0415
 
@@ -77,23 +77,23 @@ class Trainer(StatefulRole):
         self._remove_void = partial(remove_void, self.context)
         self._stop_collector, self._sweep = collector.stop, partial(collector.ask, Sweep())
         self._sweep()  # before the history is read, so that a flood of strays does not fill the memory
-        self._publisher = Publications(Publisher(self.context, self._engine, self._remove_void))
-        self._version = -1
+        self._publisher = Publications(Publisher(self.context, self.engine, self._remove_void))
+        self.version = -1
         self._has_trained = False
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
         reader = StepReader(self.context, self._published)
-        self._feed = StepFeed(self.context, self._engine, reader, proximal_score(config, self._engine))
+        self._feed = StepFeed(self.context, self.engine, reader, proximal_score(config, self.engine))
         self._required_columns = (last_column(config), *reader.columns)
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
         folder, own = self.context.folder.checkpoints, self._feed.statistics
-        self._checkpoints = Checkpointer(self.context, self._engine, self, "checkpoint", folder, own)
-        self._metrics: dict[str, float] = {}
+        self._checkpoints = Checkpointer(self.context, self.engine, self, "checkpoint", folder, own)
+        self.figures: dict[str, float] = {}
         self._endings = RowEndings(self.context)
         self._idle_since = time.monotonic()
-        self._profiles = ProfileRequests(self.context, self._engine)
+        self._profiles = ProfileRequests(self.context, self.engine)
         self._profiles.start()
         # Unix time when the last required column of a step was stored.
         self._last_arrival: dict[int, float] = {}
@@ -123,25 +123,25 @@ class Trainer(StatefulRole):
             self._initialise()
         else:
             self._checkpoints.load(last)
-            self._version = last.version
+            self.version = last.version
             # With more steps than before, steps are due that earlier incarnations did not expect.
             lead = self.context.config.staleness.max
-            for version in range(max(1, self._version - lead + 1), self._version + 1):
+            for version in range(max(1, self.version - lead + 1), self.version + 1):
                 self._remove_void(version)
-        replayed, end = 0, self._version
+        replayed, end = 0, self.version
         while end in self._ledger.batches:
             end += 1
         if last is not None:
-            self.context.journal.event("resuming", version=self._version, replays=end - self._version)
-        while self._version in self._ledger.batches:
-            self._replay(self._version, self._ledger.batches[self._version])
+            self.context.journal.event("resuming", version=self.version, replays=end - self.version)
+        while self.version in self._ledger.batches:
+            self._replay(self.version, self._ledger.batches[self.version])
             replayed += 1
-        self._publisher.ask(Restore(self._version, self._feed.statistics.kl_coefficient))
-        if self._version >= self.context.config.run.steps:
+        self._publisher.ask(Restore(self.version, self._feed.statistics.kl_coefficient))
+        if self.version >= self.context.config.run.steps:
             self._publisher.ask(Export())
-            self._checkpoints.write(self._version)
+            self._checkpoints.write(self.version)
         if replayed or last is not None:
-            self.context.journal.event("recovered", version=self._version, replayed=replayed)
+            self.context.journal.event("recovered", version=self.version, replayed=replayed)
         self._train_ready_steps()
 
     def _initialise(self) -> None:
@@ -149,12 +149,12 @@ class Trainer(StatefulRole):
         config = self.context.config
         self._checkpoints.raise_if_unknown()
         with self.context.device_lock():
-            self._engine.initialise(config.run.seed)
+            self.engine.initialise(config.run.seed)
             if config.trainer.warm_start is not None:
-                loss = warm_start(config, self._engine, self.progress, self.context.table.store)
+                loss = warm_start(config, self.engine, self.progress, self.context.table.store)
                 self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
-            self._engine.finish_warm_start()
-        self._version = 0
+            self.engine.finish_warm_start()
+        self.version = 0
         self._publisher.send(Publish(0, self._feed.statistics.kl_coefficient))
         self._checkpoints.write(0)
 
@@ -179,7 +179,7 @@ class Trainer(StatefulRole):
             self._malformed.append(cell)
         if isinstance(value, Weights):
             self._published[value.version] = value.fingerprint
-        remaining_steps = range(max(self._version, 0), self.context.config.run.steps)
+        remaining_steps = range(max(self.version, 0), self.context.config.run.steps)
         wanted = cell_id.field in self._required_columns and cell_id.step in remaining_steps
         if wanted and not self._ledger.is_void(cell_id.row):
             self._arrived.setdefault(cell_id.step, {}).setdefault(cell_id.field, set()).add(cell_id.index)
@@ -197,17 +197,17 @@ class Trainer(StatefulRole):
         return set.intersection(*(arrived.get(name, set()) for name in self._required_columns))
 
     def _train_ready_steps(self) -> None:
-        while self._version < self.context.config.run.steps and not self.context.stopping():
-            if self._version in self._ledger.batches:
-                self._replay(self._version, self._ledger.batches[self._version])
+        while self.version < self.context.config.run.steps and not self.context.stopping():
+            if self.version in self._ledger.batches:
+                self._replay(self.version, self._ledger.batches[self.version])
                 continue
             if not self._feed.has_begun:
                 self._profiles.begin()
-            rows = self._rows_of(self._version)
+            rows = self._rows_of(self.version)
             if rows is None:
                 break
-            self._train(self._version, rows)
-        step = self._version
+            self._train(self.version, rows)
+        step = self.version
         ready = len(self._ready(step))
         self.context.report_waiting(f"rows of step {step}: {ready} of {self._ledger.rows_of(step)} are ready")
 
@@ -254,11 +254,7 @@ class Trainer(StatefulRole):
         self._report(step, batch, rows, StepResult({**result.metrics, **times}, result.micro_batches))
 
     def _train_existing(self, step: int, batch: Batch) -> None:
-        """Replay a step whose batch cell an earlier incarnation wrote.
-
-        Raises:
-            FencedError: a later incarnation wrote it.
-        """
+        """Replay a step of an earlier incarnation's batch cell; raises FencedError if of a later one."""
         if batch.incarnation > self.context.incarnation:
             mine = self.context.incarnation
             msg = f"step {step} belongs to incarnation {batch.incarnation}; this is incarnation {mine}, which exits"
@@ -276,23 +272,23 @@ class Trainer(StatefulRole):
     def _publish(self, step: int) -> None:
         """Publish the weights of a step, and write or start a checkpoint if one is due."""
         self._profiles.end_step()
-        self._version, self._has_trained = step + 1, True
+        self.version, self._has_trained = step + 1, True
         self._arrived.pop(step, None)
         self._last_arrival.pop(step, None)
-        self._publisher.send(Publish(self._version, self._feed.statistics.kl_coefficient))
+        self._publisher.send(Publish(self.version, self._feed.statistics.kl_coefficient))
         self.progress()
         self._checkpoints.finish()
-        if self._version == self.context.config.run.steps:
+        if self.version == self.context.config.run.steps:
             self._publisher.ask(Export())
-            self._checkpoints.write(self._version)
-        elif self._version % self._settings.checkpoint_every == 0:
-            self._checkpoints.start(self._version)
+            self._checkpoints.write(self.version)
+        elif self.version % self._settings.checkpoint_every == 0:
+            self._checkpoints.start(self.version)
 
     def _report(self, step: int, batch: Batch, rows: StepRows, result: StepResult) -> None:
         """Publish the metric `step`; rows of data have no reward."""
-        self._metrics = figures_of_step(self.context.config, step, batch, rows, result.metrics)
+        self.figures = figures_of_step(self.context.config, step, batch, rows, result.metrics)
         parts = micro_batch_figures(result.micro_batches)
-        self.context.journal.metric({"kind": "step", **self._metrics, **({BY_MICRO_BATCH: parts} if parts else {})})
+        self.context.journal.metric({"kind": "step", **self.figures, **({BY_MICRO_BATCH: parts} if parts else {})})
 
     def before_save(self) -> None:
         """Wait until the weights of the version are published; see `Coverage`."""
@@ -321,4 +317,4 @@ class Trainer(StatefulRole):
 
     def metrics(self) -> dict[str, float]:
         """Return the version and the CPU time spent in the engine."""
-        return {"version": self._version, "model_cpu_seconds": round(self._feed.cpu_seconds, 3)}
+        return {"version": self.version, "model_cpu_seconds": round(self._feed.cpu_seconds, 3)}

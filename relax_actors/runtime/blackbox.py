@@ -54,11 +54,7 @@ class Snapshot:
 
 
 class BlackBox:
-    """Recorder of one actor; a new incarnation overwrites the record of the previous one.
-
-    Args:
-        path: the file; created if missing.
-    """
+    """Recorder of one actor; a new incarnation overwrites the record of the previous one."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -57,14 +57,8 @@ async def quarantine(context: Context, row: RowId, count: int, error: str, trace
 class Finisher:
     """Finishes the jobs of one actor of a pool.
 
-    Args:
-        role: the role, after `setup`.
-        context: its context.
-        is_gone: whether a row's cells are gone, so that nothing must be written to it.
-        release: called before a message is acknowledged, to stop extending its deadline.
-
-    Attributes:
-        handled: rows with a written result so far.
+    `is_gone` says whether a row's cells are gone, so that nothing must be written to it; `release` is called before a
+    message is acknowledged, to stop extending its deadline. `handled` counts the rows with a written result so far.
     """
 
     def __init__(

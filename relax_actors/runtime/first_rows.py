@@ -80,10 +80,7 @@ class FirstRows:
     def failed(self, row: RowId, error: BaseException, *, final: bool) -> int:
         """Record a failure; return how many rows have failed if the run should stop, else 0.
 
-        Args:
-            row: row that failed.
-            error: its error.
-            final: whether the row has been quarantined; a row that is retried may succeed yet.
+        A failure is `final` if the row has been quarantined; a row that is retried may succeed yet.
         """
         first = self._kinds[row.kind]
         if first.decided:

@@ -85,15 +85,10 @@ class Handler:
         self._check = ResultCheck(role, context)
 
     def run(self, jobs: list[Job], more: Callable[[int], list[Job]], report: Callable[[list[Job]], None]) -> list[Job]:
-        """Handle jobs, and further ones that the role takes in meanwhile.
+        """Handle jobs, and further ones that the role takes in meanwhile; return those that were not reported.
 
-        Args:
-            jobs: jobs to begin with.
-            more: takes up to so many further jobs that have arrived.
-            report: called with finished jobs while others are still unfinished.
-
-        Returns:
-            Finished jobs that were not passed to `report`.
+        `more` takes up to so many further jobs that have arrived; `report` is called with finished jobs while others
+        are unfinished.
         """
         open_jobs = _OpenJobs(self._table, self._encode, report)
 

@@ -29,12 +29,7 @@ IMPLIED = {
 
 
 def trigger_columns(inputs: tuple[str, ...], rewards: str = "reward") -> list[str]:
-    """Return the columns whose arrival may complete a row: those that no other column of `inputs` implies.
-
-    Args:
-        inputs: columns that a role reads.
-        rewards: column that advantages are computed from.
-    """
+    """Return the columns whose arrival may complete a row: those that no other column of `inputs` implies."""
     inputs = tuple(dict.fromkeys(inputs))
     implied: set[str] = {"prompt"} if len(inputs) > 1 else set()
     for name in inputs:

@@ -57,14 +57,8 @@ class Journal:
     """Publishes events and metrics in the background.
 
     A flood of events of one kind, such as one a malformed message, is limited; the event `suppressed` counts those left
-    out. Long texts lose their middle.
-
-    Args:
-        connection: the connection to the broker.
-        subjects: the run's subjects.
-        role: role of the actor.
-        n: its number.
-        patience: seconds to retry a publication before it is logged as lost; None retries forever.
+    out. Long texts lose their middle. A publication is retried for `patience` seconds before it is logged as lost, or
+    forever.
     """
 
     def __init__(

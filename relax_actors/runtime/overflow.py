@@ -22,12 +22,7 @@ LOOK_SECONDS = 2.0
 
 
 def has_regular(nodes: Mapping[str, Mapping[str, Any]], role: str) -> bool:
-    """Whether a node that is not marked as spot has a ready actor of a role.
-
-    Args:
-        nodes: leases of the nodes, whose fields may be forged.
-        role: name of the role.
-    """
+    """Whether a node not marked as spot has a ready actor of a role; the fields of leases may be forged."""
     for node in nodes.values():
         children = node.get("children")
         for child, state in children.items() if isinstance(children, dict) and not node.get("spot") else ():
@@ -38,11 +33,7 @@ def has_regular(nodes: Mapping[str, Mapping[str, Any]], role: str) -> bool:
 
 
 class Overflow:
-    """Number of rows that must wait before the actor gets any.
-
-    Args:
-        context: context of the actor; its `backlog` holds while the role has other actors.
-    """
+    """Number of rows that must wait before the actor gets any: its `backlog` while the role has other actors."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 
 class PauseDetector:
-    """Detects that a regular check came late because the process was paused.
+    """Detects that a regular check came more than `threshold` seconds late because the process was paused.
 
     A supervisor uses it so that it does not take its own pause for the silence of a child.
-
-    Args:
-        threshold: seconds between two checks that are still normal.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -19,10 +16,8 @@ class PauseDetector:
     def check(self, now: float, worked: float = 0.0) -> float:
         """Return the seconds since the last check if the process was paused since, else 0.
 
-        Args:
-            now: seconds on the monotonic clock.
-            worked: CPU seconds of the caller since the last check. A caller that computed for half of the time or
-                longer was busy, not paused.
+        A caller whose `worked`, its CPU seconds since the last check, are half of the time or more was busy, not
+        paused.
         """
         gap = 0.0 if self._last is None else now - self._last
         self._last = now

@@ -256,12 +256,7 @@ class PoolPump(Pump[list[Msg]]):
 
 
 class Suspects:
-    """Tells rows whose actors were killed from outside from those that may be the cause of a death.
-
-    Args:
-        context: context of the actor.
-        isolates: whether rows that may be the cause are handled alone.
-    """
+    """Tells rows whose actors were killed from outside from those that may be the cause of a death."""
 
     def __init__(self, context: Context, *, isolates: bool) -> None:
         self._context, self._isolates = context, isolates
@@ -269,12 +264,12 @@ class Suspects:
 
     async def examine(self, messages: Sequence[Msg]) -> None:
         """Look up why messages were delivered again; forgets those of earlier calls."""
-        found: dict[Delivery, bool] = {}
+        causes: dict[Delivery, bool] = {}
         for message in filter(is_redelivery, messages):
             if (delivery := delivery_of(message)) is not None:
                 known = self._known.get(delivery)
-                found[delivery] = await self._may_be_cause(message, delivery) if known is None else known
-        self._known = found
+                causes[delivery] = await self._may_be_cause(message, delivery) if known is None else known
+        self._known = causes
 
     def __contains__(self, message: Msg) -> bool:
         """Whether a message is handled alone; so is a redelivery that was not examined."""

@@ -70,10 +70,6 @@ class ProfileRequests:
     """Answers `relax.<run>.request.profile_<role>.<n>`, and profiles the steps of one actor.
 
     `start`, `begin` and `end_step` run in the role's thread.
-
-    Args:
-        context: context of the actor.
-        engine: engine of the actor; requests are refused unless it is a `SupportsProfile`.
     """
 
     def __init__(self, context: Context, engine: object) -> None:

@@ -217,9 +217,5 @@ class Role:
 
     @classmethod
     def build(cls, given: dict[str, Any], where: str) -> Role:
-        """Create an instance and set its options.
-
-        Raises:
-            ConfigError: an option is unknown, missing or of the wrong type.
-        """
+        """Create an instance and set its options; raises ConfigError for unknown, missing or wrong ones."""
         return build(cls, Role, given, where, "setup")

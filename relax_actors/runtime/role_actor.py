@@ -76,12 +76,7 @@ Message: TypeAlias = Setup | HandleRows | Serve | Recover | TakeCells | Idle
 
 
 class RoleActor(Actor):
-    """Runs a role, one message at a time. `stop` closes the role.
-
-    Args:
-        role: the role; `Setup` is its first message.
-        watch: the actor's watchdog, which looks at the stack of the role's thread.
-    """
+    """Runs a role, one message at a time: `Setup` is the first, and `stop` closes the role."""
 
     name = "role"
 

@@ -37,11 +37,7 @@ REDELIVERY = "redeliver-"
 
 
 def parse_row(text: str) -> RowId:
-    """Parse the name of a row of a run.
-
-    Raises:
-        SubjectError: `text` does not name a row.
-    """
+    """Parse the name of a row of a run; raises SubjectError if `text` does not name a row."""
     with suppress(SubjectError):
         if (row := RowId.parse(text)).kind in ROW_KINDS:
             return row

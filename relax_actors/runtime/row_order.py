@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from broker.subjects import RowId
 from relax_actors.config import Config
 from relax_actors.data.mixture import Mixture, plan_of
 from relax_actors.data.source import Blocks, DataSource, blocks_of
-from relax_actors.runtime.permutation import permuted
 from relax_actors.runtime.seeds import derive_seed
+
+LISTED = 1 << 16
+"""Size up to which a permutation is a list, which NumPy makes; larger ones are computed item by item."""
+_ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +59,7 @@ class _Windows:
 
 
 class RowOrder:
-    """Order of the rows of a run; a restarted run has the same.
-
-    Args:
-        config: configuration of the run.
-        source: its open data.
-    """
+    """Order of the rows of a run; a restarted run has the same."""
 
     def __init__(self, config: Config, source: DataSource) -> None:
         self._seed, self._rows = config.run.seed, config.trainer.prompts_per_step
@@ -91,3 +92,31 @@ class RowOrder:
         if part.blocks is None or len(part.blocks.sizes) <= part.blocks.held:
             return permuted(seed, part.size, place)
         return self._windows(part.blocks, seed).item(place)
+
+
+def permuted(seed: int, size: int, i: int) -> int:
+    """Return item `i` of the permutation of `range(size)` that belongs to a seed below 2**64."""
+    return int(_listed(seed, size)[i]) if size <= LISTED else _computed(seed, size, i)
+
+
+@lru_cache(maxsize=32)
+def _listed(seed: int, size: int) -> NDArray[np.int64]:
+    return np.random.Generator(np.random.Philox(key=seed)).permutation(size)
+
+
+def _computed(seed: int, size: int, i: int) -> int:
+    """Return item i, encrypted by a Feistel network over the next power of 4 until it is below `size`.
+
+    J. Black and P. Rogaway, "Ciphers with arbitrary finite domains" (2002), section 4: as the network permutes its
+    domain, the first value below `size` on the cycle from each i is another one.
+    """
+    half = ((size - 1).bit_length() + 1) // 2
+    mask = (1 << half) - 1
+    while True:
+        left, right = i >> half, i & mask
+        for number in range(_ROUNDS):
+            mixed = xxhash.xxh3_64_intdigest(struct.pack("<QQB", seed, right, number))
+            left, right = right, left ^ (mixed & mask)
+        i = left << half | right
+        if i < size:
+            return i

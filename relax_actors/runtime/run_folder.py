@@ -210,11 +210,7 @@ class RunFolder:
         self.save_config(config, body.get("import_path", ""))
 
     def load_config(self) -> Config:
-        """Load the saved configuration and make its dotted paths importable.
-
-        Raises:
-            ConfigError: the folder holds no run, or the configuration is invalid.
-        """
+        """Load the saved configuration, with importable dotted paths; raises ConfigError if there is no valid one."""
         from relax_actors.config import make_importable, validate  # noqa: PLC0415 imports pydantic
 
         body = self._body()
@@ -222,11 +218,7 @@ class RunFolder:
         return validate(body["config"], str(self.config))
 
     def load_settings(self) -> SavedSettings:
-        """Load the saved settings without validating them again.
-
-        Raises:
-            ConfigError: the folder holds no run, or its configuration cannot be read.
-        """
+        """Load the saved settings without validating them again; raises ConfigError if there are none."""
         return SavedSettings(self._body()["config"])
 
     def _body(self) -> dict[str, Any]:

@@ -131,11 +131,9 @@ def enumerate_rows(rows: Sequence[str]) -> str:
 
 
 class DiskSpaceWait:
-    """Waits for room on a full disk; called by the store and by checkpoints when a write fails.
+    """Waits for room on a full disk, which counts as progress; called when the store or a checkpoint cannot write.
 
-    Args:
-        context: its journal reports the wait; the wait counts as progress.
-        patience: seconds to wait before giving up.
+    It gives up after `patience` seconds.
     """
 
     def __init__(self, context: Context, patience: float) -> None:

@@ -50,11 +50,7 @@ class Program:
     max_output_bytes: int
 
     def check(self) -> None:
-        """Find the program and its folder.
-
-        Raises:
-            ConfigError: one does not exist.
-        """
+        """Find the program and its folder; raises ConfigError if one does not exist."""
         if self._find() is None:
             msg = (
                 f"agent.command {self.command[0]!r} is no program; name one on the PATH, or the path of a file that "
@@ -70,17 +66,7 @@ class Program:
         return None if path is None else str(Path(path).absolute())
 
     async def run(self, task: AgentTask, folder: Path) -> AgentResult:
-        """Run the program for a sample. Called in a thread that lives as long as the process.
-
-        A cancelled call kills it with all processes of its group.
-
-        Args:
-            task: what it is to do.
-            folder: empty folder of the sample.
-
-        Raises:
-            AgentError: it failed.
-        """
+        """Run the program for a sample in an empty folder. Called in a thread that lives as long as the process."""
         files = {name: folder / f"{name}.json" for name in ("task", "result")}
         # Without the token of the session, which stays out of all files: the program has it in its environment.
         told = {name: value for name, value in asdict(task).items() if name != "api_key"}
@@ -175,11 +161,7 @@ async def _ended(process: subprocess.Popen[bytes]) -> int:
 
 
 def read_result(path: Path) -> AgentResult:
-    """Return the result that an agent wrote; without a file it gave no reward.
-
-    Raises:
-        AgentError: the file is too large, no JSON object, or has a number that is not finite.
-    """
+    """Return what an agent wrote, no reward without a file; raises AgentError for large and malformed ones."""
     if not path.exists():
         return AgentResult()
     try:

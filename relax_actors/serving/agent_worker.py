@@ -23,18 +23,10 @@ class AgentStuckError(Exception):
 
 
 class AgentWorker:
-    """Runs agents, a number of them at once.
+    """Runs agents, `concurrency` of them at once; `done` samples have ended, `failed` of them badly.
 
-    Args:
-        client: of the gateway.
-        agent: runs an agent for a sample. If it raises, the sample has failed.
-        concurrency: samples at once.
-        lease: seconds without a sign of life after which a sample is given to another worker.
-        on_failure: called with the sample and the text of the error that its agent raised.
-
-    Attributes:
-        done: samples that have ended.
-        failed: those whose agent failed.
+    If the agent raises, the sample has failed, and `on_failure` is called with it and the text of the error. After
+    `lease` seconds without a sign of life a sample is given to another worker.
     """
 
     def __init__(

@@ -49,18 +49,10 @@ class Limits:
 
 
 class Answers:
-    """Gets answers from the policy.
+    """Gets answers from the policy; `prompts` makes the prompts of requests.
 
-    Args:
-        policy: the live policy.
-        tokenizer: tokenizer of the model.
-        model: name of the model, as clients see it.
-        context_length: largest number of tokens of prompt and answer.
-        limits: sizes and times.
-        kinds: kinds of media that the model takes.
-
-    Attributes:
-        prompts: makes the prompts of requests.
+    Clients see the model as `model`. `context_length` is the largest number of tokens of prompt and answer, and `kinds`
+    are the kinds of media that the model takes.
     """
 
     def __init__(
@@ -84,11 +76,7 @@ class Answers:
         self._closed.set()
 
     async def while_open(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of some work.
-
-        Raises:
-            ApiError: the gateway stops.
-        """
+        """Return the result of some work; raises ApiError if the gateway stops."""
         doing, closing = asyncio.ensure_future(work), asyncio.ensure_future(self._closed.wait())
         try:
             await asyncio.wait({doing, closing}, return_when=asyncio.FIRST_COMPLETED)
@@ -101,11 +89,7 @@ class Answers:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Count a request that runs.
-
-        Raises:
-            ApiError: too many requests run.
-        """
+        """Count a request that runs; raises ApiError if too many requests run."""
         if self._running >= self._limits.max_concurrent:
             msg = f"{self._running} requests run, the most that are worked on at once; try again"
             raise ApiError(429, msg, "too_many_requests", 1.0)
@@ -126,15 +110,10 @@ class Answers:
         affinity: str = "",
         player: str = "",
     ) -> Completions:
-        """Return the answers to what a client asks.
+        """Return the answers to what a client asks, in the session of an agent, if any.
 
-        Args:
-            ask: what the client asks.
-            session: session of an agent; empty for none.
-            choices: get pieces of the answers while these are generated; none if nobody wants them.
-            is_retry: whether the client repeats a request.
-            affinity: requests with the same text share a prefix.
-            player: player of the session that asks.
+        `choices` get pieces of the answers while these are generated; requests with the same `affinity` share a prefix;
+        a session's `player` asks; `is_retry` says that the client repeats a request.
 
         Raises:
             ApiError: there is none; RowError: the template refuses the messages.
@@ -206,11 +185,7 @@ class Answers:
     async def respond(self, request: Request, ask: Ask, session: str, writer: Writer) -> Response:
         """Return the response of a request: one body, or a stream. Generation ends if the client leaves before.
 
-        Args:
-            request: the request.
-            ask: what it asks.
-            session: session of an agent; empty for none.
-            writer: makes the body, or the events of a stream.
+        `writer` makes the body, or the events of a stream.
 
         Raises:
             ApiError: there is no answer, and the stream has not begun.

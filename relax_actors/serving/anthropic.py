@@ -37,11 +37,7 @@ class MessagesBody(Undistorted):
     stream: bool | None = False
 
     def ask(self) -> Ask:
-        """Return what the client asks for.
-
-        Raises:
-            ApiError: a block or a setting is not supported.
-        """
+        """Return what the client asks for; raises ApiError if a block or a setting is not supported."""
         choice = self.tool_choice or {"type": "auto"}
         once = bool(choice.get("disable_parallel_tool_use"))
         given = (self.output_config or {}).get("format")
@@ -75,11 +71,7 @@ class MessagesBody(Undistorted):
 
 
 def messages_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a message as chat messages: its results of tools first, each as one, then its text and calls.
-
-    Raises:
-        ApiError: a block is of another type, or malformed.
-    """
+    """Return a message as chat messages, results of tools first, one each; raises ApiError for other blocks."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(content, list):
         return [{"role": role, "content": content}]

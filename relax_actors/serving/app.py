@@ -60,14 +60,7 @@ class Access:
 
 
 class Gateway:
-    """The application.
-
-    Args:
-        answers: answers requests to the policy.
-        access: who may use it.
-        limits: of a request.
-        control: what operators may do; None without routes for them.
-    """
+    """The application; without `control` it has no routes for operators."""
 
     def __init__(self, answers: Answers, access: Access, limits: Limits, control: Control | None = None) -> None:
         self._answers, self._access, self._limits, self._control = answers, access, limits, control

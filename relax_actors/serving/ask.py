@@ -120,11 +120,7 @@ class SamplingFields(Undistorted):
     stop_token_ids: StopIds | None = None
 
     def sampling(self, max_tokens: int | None) -> Sampling:
-        """Return the settings of the request.
-
-        Raises:
-            ApiError: there are too many stop strings, or an empty one.
-        """
+        """Return the settings of the request; raises ApiError if there are too many stop strings, or an empty one."""
         return Sampling(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -165,11 +161,7 @@ class ChatBody(SamplingBody):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def ask(self) -> Ask:
-        """Return what the client asks for.
-
-        Raises:
-            ApiError: a setting is not supported.
-        """
+        """Return what the client asks for; raises ApiError if a setting is not supported."""
         if self.top_logprobs:
             msg = "top_logprobs is not supported: the engine records the sampled token's log-prob alone; leave it out"
             raise ApiError(400, msg, "unsupported_parameter")
@@ -229,11 +221,7 @@ class CompletionBody(SamplingBody):
 
 
 def stops(given: str | list[str] | None) -> tuple[str, ...]:
-    """Return stop strings as a tuple.
-
-    Raises:
-        ApiError: there are too many, or an empty one.
-    """
+    """Return stop strings as a tuple; raises ApiError if there are too many, or an empty one."""
     strings = (given,) if isinstance(given, str) else tuple(given or ())
     if len(strings) > MAX_STOPS or any(not 0 < len(text) <= 256 for text in strings):  # noqa: PLR2004
         msg = f"stop must be at most {MAX_STOPS} strings of 1 to 256 characters"
@@ -242,21 +230,13 @@ def stops(given: str | list[str] | None) -> tuple[str, ...]:
 
 
 def check_messages(messages: Any, name: str = "messages") -> None:
-    """Check that a conversation is not empty.
-
-    Raises:
-        ApiError: it is.
-    """
+    """Check that a conversation is not empty; raises ApiError if it is."""
     if not messages:
         raise ApiError(400, f"{name} is empty; send at least one message", "invalid_request")
 
 
 def validated(model: type[Body], body: Any) -> Body:
-    """Check the body of a request.
-
-    Raises:
-        ApiError: the body does not fit the model.
-    """
+    """Check the body of a request; raises ApiError if the body does not fit the model."""
     try:
         return model.model_validate(body)
     except pydantic.ValidationError as error:
@@ -283,11 +263,7 @@ class GenerateBody(Lenient):
     content_parts: Any = None
 
     def ask(self) -> Ask:
-        """Return what the client asks for.
-
-        Raises:
-            ApiError: a setting is not supported.
-        """
+        """Return what the client asks for; raises ApiError if a setting is not supported."""
         given = self.sampling_params
         if self.features or self.content_parts:
             raise ApiError(

@@ -20,9 +20,7 @@ SEND_SECONDS = 30.0
 class EventStream(StreamingResponse):
     """Sends events as they come; the next is made when the client has read the last.
 
-    Args:
-        events: the events.
-        on_close: called once, when the response is complete or its client has left.
+    `on_close` is called once, when the response is complete or its client has left.
     """
 
     def __init__(self, events: AsyncIterator[bytes], on_close: Callable[[], None]) -> None:
@@ -48,11 +46,7 @@ class EventStream(StreamingResponse):
 
 
 async def wait_for_client(request: Request, *work: asyncio.Future[Any], seconds: float | None = None) -> None:
-    """Wait until some work is done, the time is over, or the client has left.
-
-    Raises:
-        ApiError: the client has left.
-    """
+    """Wait for some work, a time, or that the client has left, which raises ApiError."""
 
     async def departure() -> None:
         while (await request.receive())["type"] != "http.disconnect":

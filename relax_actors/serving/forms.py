@@ -35,9 +35,8 @@ Tools = list[dict[str, Any]]
 def schema_of(given: Mapping[str, Any] | None, place: str) -> Mapping[str, Any] | None:
     """Return the JSON schema of a response format; None for text.
 
-    Args:
-        given: `response_format` of chat completions, `text.format` of responses, or `output_config.format` of messages.
-        place: name of the field, for errors.
+    `given` is `response_format` of chat completions, `text.format` of responses, or `output_config.format` of messages;
+    `place` names it.
 
     Raises:
         ApiError: it is none of these.
@@ -60,11 +59,8 @@ def offered_tools(
 ) -> tuple[Tools, Form]:
     """Return the tools that the model reads, and the form of its answer.
 
-    Args:
-        tools: the tools of the request, as OpenAI's chat completions have them.
-        choice: none, auto, required, or an object that names a tool.
-        once: whether a forced call is the only one.
-        schema: JSON schema of the content; None for any text.
+    Tools are as in OpenAI's chat completions; `choice` is none, auto, required, or an object that names a tool. With
+    `once`, a forced call is the only one. `schema` is that of the content; None for any text.
 
     Raises:
         ApiError: a tool is no function, or the choice cannot be met.

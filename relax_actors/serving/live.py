@@ -83,11 +83,7 @@ class LiveChoice:
         self._news.set()
 
     def delta(self, shown: Shown) -> Delta | None:
-        """Return what is new; None if nothing is.
-
-        Raises:
-            ApiError: the answer was begun anew, and differs.
-        """
+        """Return what is new; None if nothing is; raises ApiError if the answer was begun anew, and differs."""
         if self._is_other:
             raise _restarted()
         if self._prompt is None or self._sent_tokens == len(self._tokens):
@@ -100,11 +96,7 @@ class LiveChoice:
         return self._new(now, self._tokens, self._logprobs)
 
     def rest(self, answer: Completed, text: tuple[str, str]) -> Delta:
-        """Return what is left when the answer is complete.
-
-        Raises:
-            ApiError: the answer differs from what was sent.
-        """
+        """Return what is left when the answer is complete; raises ApiError if the answer differs from what was sent."""
         tokens = answer.answer.tokens.tolist()
         begins_so = all(text[i].startswith(self._sent[i]) for i in range(2))
         if self._is_other or tokens[: self._sent_tokens] != self._tokens[: self._sent_tokens] or not begins_so:
@@ -137,11 +129,7 @@ class LiveStream:
         return self._news.is_set() or self.work.done()
 
     def events(self, writer: Writer, shown: Shown) -> bytes:
-        """Return the events of what is new.
-
-        Raises:
-            ApiError: an answer was begun anew, and differs.
-        """
+        """Return the events of what is new; raises ApiError if an answer was begun anew, and differs."""
         self._news.clear()
         events = []
         for choice in self._choices:
@@ -192,11 +180,6 @@ def visible(text: str, tool_format: ToolFormat | None, *, thinks: bool) -> tuple
     Invariant: what is shown of a beginning of an answer is a beginning of what is shown of the whole.
 
     Tool calls, and all that follows the first, are held back: they are taken apart when the answer is complete.
-
-    Args:
-        text: the answer so far.
-        tool_format: format of its calls; None if there are none.
-        thinks: whether the prompt has opened the reasoning.
     """
     text = text.rstrip("\ufffd")  # the rest of the character may follow
     begun = text.lstrip()

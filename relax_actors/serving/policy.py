@@ -14,13 +14,9 @@ class Policy(Protocol):
     """The live policy of a run, and the sessions of its agents. All methods run in the event loop's thread."""
 
     async def generate(self, call: GenerateCall, on_piece: OnPiece | None = None) -> GenerateAnswer:
-        """Return the answer to a call, or why there is none, within `call.seconds`.
+        """Return the answer to a call, or why there is none, within `call.seconds`; cancelling it ends the generation.
 
-        Cancelling it ends the generation.
-
-        Args:
-            call: the call.
-            on_piece: gets pieces of the answer while it is generated, if the call wants them.
+        `on_piece` gets pieces of the answer while it is generated, if the call wants them.
         """
 
     async def delivered(self, session: str, call: str) -> None:

@@ -24,12 +24,9 @@ PREPARE_SECONDS = 10.0
 
 
 class Prompts:
-    """Makes the prompts of requests.
+    """Makes the prompts of requests, each within `seconds`.
 
-    Args:
-        policy: the live policy, whose actors prepare media and know the tokens of sessions.
-        dialogue: chat template of the model.
-        seconds: time for a request.
+    The actors of the policy prepare media and know the tokens of sessions.
     """
 
     def __init__(self, policy: Policy, dialogue: Dialogue, seconds: float) -> None:
@@ -38,9 +35,7 @@ class Prompts:
     async def tokens(self, ask: Ask, *, asks: bool = True) -> NDArray[np.int32]:
         """Return the tokens of a prompt, `[len] int32`, with one placeholder for each medium.
 
-        Args:
-            ask: what the client asks.
-            asks: whether the beginning of an answer follows the messages.
+        With `asks` the beginning of an answer follows the messages.
 
         Raises:
             ApiError: it has no tokens, or ids that the vocabulary lacks.
@@ -74,11 +69,7 @@ class Prompts:
         return self._dialogue.prompt(ask.messages, ask.tools, ask.settings, asks=asks)
 
     async def free(self, ask: Ask, *, asks: bool = True) -> dict[str, Any]:
-        """Return the fields of a call without a session: its tokens, and its messages if they show media.
-
-        Raises:
-            ApiError, RowError: as by `tokens`.
-        """
+        """Return a call's fields without a session: tokens, and messages that show media; raises as `tokens`."""
         fields: dict[str, Any] = {"tokens": await self.tokens(ask, asks=asks)}
         return fields | {"messages": ask.messages} if shows_media(ask.messages) else fields
 
@@ -104,14 +95,9 @@ class Prompts:
         *,
         asks: bool = True,
     ) -> NDArray[np.int32]:
-        """Return the tokens of a prompt as the model reads them, those of its media included.
+        """Return the tokens of a prompt as the model reads them, those of its media included; see `tokens`.
 
-        Args:
-            ask: what the client asks.
-            session: session of an agent; empty for none.
-            player: player of the session that asks.
-            settings: further variables of the chat template.
-            asks: whether the beginning of an answer follows the messages.
+        `settings` are further variables of the chat template.
 
         Raises:
             ApiError: as by `tokens`, or a medium cannot be read; RowError: as by `tokens`.

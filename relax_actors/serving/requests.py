@@ -33,11 +33,7 @@ def is_retry(request: Request) -> bool:
 
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Return the JSON object in the body of a request.
-
-    Raises:
-        ApiError: the body is too large, too slow, too deep, or no JSON object.
-    """
+    """Return the JSON object in a request's body; raises ApiError if it is none, too large, slow or deep."""
     length = request.headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit() or int(length[:20]) > max_bytes:
         raise _too_large(max_bytes)

@@ -38,11 +38,7 @@ class ResponsesBody(Undistorted):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def ask(self) -> Ask:
-        """Return what the client asks for.
-
-        Raises:
-            ApiError: a setting is not supported, or an item of the input is malformed.
-        """
+        """Return what the client asks for; raises ApiError for unsupported settings and malformed items."""
         if self.previous_response_id:
             msg = "previous_response_id is not supported: nothing is stored; send the whole conversation as `input`"
             raise ApiError(400, msg, "unsupported_parameter")
@@ -68,11 +64,7 @@ class ResponsesBody(Undistorted):
 
 
 def messages_of(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return input items as chat messages; an answer's text and calls become one message, as it was given.
-
-    Raises:
-        ApiError: an item is of another type, or malformed.
-    """
+    """Return input items as chat messages, a given answer with its calls as one; raises ApiError for others."""
     messages: list[dict[str, Any]] = []
     for item in items:
         kind = item.get("type", "message")

@@ -15,6 +15,8 @@ import xxhash
 
 from broker.accounts import ANSWER_SECONDS
 from broker.codec import decode_fields, encode, open_envelope
+from broker.subjects import RowId
+from broker.table import Table
 from relax_actors.errors import CodecError
 from relax_actors.messages.generate import (
     STILL_WORKING,
@@ -27,7 +29,8 @@ from relax_actors.messages.generate import (
     SessionCall,
 )
 from relax_actors.runtime.context import Context
-from relax_actors.serving.ended_rows import EndedRows
+from relax_actors.runtime.finish import ends_row
+from relax_actors.runtime.row import FAILURES
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.policy import OnPiece
 from relax_actors.serving.suspect_calls import MAX_DEATHS, SuspectCalls
@@ -39,6 +42,9 @@ LEASE_SECONDS = 1.0
 PAUSE_SECONDS = 0.1
 SESSION_SECONDS = 20.0
 _ELSEWHERE = (Refusal.ELSEWHERE, Refusal.BUSY)
+ROW_SECONDS = 1.0
+"""Interval at which a row that has not ended is looked up, while requests wait for its actor to restart."""
+MAX_LOOKED = 4096
 
 
 class RunPolicy:
@@ -54,7 +60,7 @@ class RunPolicy:
         self._suspects = SuspectCalls()
 
     async def generate(self, call: GenerateCall, on_piece: OnPiece | None = None) -> GenerateAnswer:
-        """Return the answer of an actor; ask another one if it dies or is busy, whose pieces begin anew.
+        """Return the answer of an actor; retry on another actor if this one dies or is busy: the pieces restart.
 
         Raises:
             ApiError: no actor answered within `call.seconds`, or actors have died with the call.
@@ -82,11 +88,7 @@ class RunPolicy:
         task.add_done_callback(self._notes.discard)
 
     async def session(self, call: SessionCall) -> SessionAnswer:
-        """Take, keep, show or end a session, or step its environment.
-
-        Raises:
-            ApiError: no actor answered in time.
-        """
+        """Take, keep, show or end a session, or step its environment; raises ApiError if no actor answered in time."""
         if call.kind != "take":
             section, seconds = self._context.config.environment, SESSION_SECONDS
             if call.kind == "environment" and section is not None:
@@ -267,3 +269,29 @@ def _unanswered(seconds: float) -> ApiError:
 def _ranked(key: str, members: dict[int, int]) -> list[int]:
     """Return actors in an order that follows from a key; a new actor changes the first of few keys only."""
     return sorted(members, key=lambda n: xxhash.xxh3_64_intdigest(f"{key}|{n}".encode()), reverse=True)
+
+
+class EndedRows:
+    """Rows that have ended. Used in the event loop's thread."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        # When a row was looked up, and whether it had ended.
+        self._looked: dict[RowId, tuple[float, bool]] = {}
+
+    async def has(self, row: RowId, now: float) -> bool:
+        """Whether a row has its trajectory, was dropped or quarantined, was removed, or never existed.
+
+        Repeats the look-up until the broker answers.
+        """
+        looked, ended = self._looked.get(row, (float("-inf"), False))
+        if ended or now - looked < ROW_SECONDS:
+            return ended
+        subjects = [self._table.subject(row, field) for field in ("prompt", "trajectory", *FAILURES)]
+        prompt, trajectory, *failures = await asyncio.gather(*(self._table.get_async(subject) for subject in subjects))
+        ended = prompt is None or trajectory is not None or any(map(ends_row, failures))
+        self._looked.pop(row, None)
+        self._looked[row] = now, ended
+        while len(self._looked) > MAX_LOOKED:
+            del self._looked[next(iter(self._looked))]
+        return ended

@@ -68,13 +68,9 @@ class _HeadLimit:
 
 
 class HttpServer:
-    """Serves an ASGI application on one address.
+    """Serves an ASGI application on one address, with `connections` at most, and TLS if there is a `certificate`.
 
-    Args:
-        app: the application.
-        listener: socket of the address, from `relax_actors.serving.listening.listen`; closed at the end.
-        certificate: certificate and key for TLS; None without.
-        connections: most connections at once.
+    `listener` is a socket of `relax_actors.serving.listening.listen`, which is closed at the end.
     """
 
     def __init__(
@@ -117,8 +113,7 @@ class HttpServer:
     async def stop(self, refuse: Callable[[], None]) -> None:
         """Finish the running requests, for `STOP_SECONDS` at most, and close.
 
-        Args:
-            refuse: called after `FINISH_SECONDS`; answers the requests that still run with an error.
+        After `FINISH_SECONDS` `refuse` is called, which answers the requests that still run with an error.
         """
         self._server.should_exit = True
         refusing = asyncio.get_running_loop().call_later(FINISH_SECONDS, refuse)

@@ -120,11 +120,7 @@ class SessionClient:
         self._http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False)
 
     async def take(self, lease: float) -> AgentTask | None:
-        """Take a sample; None if none waits.
-
-        Args:
-            lease: seconds without a sign of life after which it is given to another agent.
-        """
+        """Take a sample; None if none waits. Without a sign of life for `lease` seconds, another agent gets it."""
         answer = await self._post("/sessions", self._token, {"lease_seconds": lease})
         if answer is None:
             return None
@@ -132,11 +128,7 @@ class SessionClient:
         return AgentTask(answer["id"], f"{url}/v1", url, answer["token"], answer["task"], answer["seconds"])
 
     async def keep(self, task: AgentTask) -> None:
-        """Renew the lease of a session.
-
-        Raises:
-            SessionGoneError: it is over.
-        """
+        """Renew the lease of a session; raises SessionGoneError if it is over."""
         await self._post(f"/sessions/{task.session}/keep", task.api_key, {})
 
     async def step(self, task: AgentTask, turn: int, action: str) -> Seen:

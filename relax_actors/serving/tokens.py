@@ -31,15 +31,7 @@ def load_or_create_secret(path: Path) -> str:
 
 
 def read_tokens(path: Path, setting: str = "gateway.token_file") -> tuple[str, ...]:
-    """Return the tokens in a file, one a line.
-
-    Args:
-        path: the file.
-        setting: configuration key that names it, for errors.
-
-    Raises:
-        ConfigError: it cannot be read, others may read it, or a token is too short.
-    """
+    """Return the tokens in a file, one a line; raises ConfigError if one is short, or others may read it."""
     try:
         mode = path.stat().st_mode & 0o077
         tokens = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())

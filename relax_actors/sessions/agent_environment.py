@@ -34,12 +34,8 @@ Record = Callable[[Session, SessionStep], Awaitable[None]]
 class AgentEnvironments:
     """Environments of the sessions of an actor. All coroutines run in the event loop's thread.
 
-    Args:
-        hosts: host the environments.
-        author: of the actor, so that no answer to an earlier incarnation is taken for one to this one.
-        max_turns: actions of a session.
-        record: writes a step to the log.
-        report: reports why an environment failed.
+    `author` is in requests, so that no answer to an earlier incarnation is taken for one to this one. `record` writes a
+    step to the log, `report` says why an environment failed.
     """
 
     def __init__(
@@ -58,10 +54,8 @@ class AgentEnvironments:
     async def step(self, session: Session, call: SessionCall, check: Callable[[], None]) -> EnvironmentAnswer:
         """Reset the environment of a session, or step it; a repeated step gets the recorded answer.
 
-        Args:
-            session: the session.
-            call: number of the action, from 0, and its text; number -1 resets.
-            check: raises if this actor does not hold the session for the caller any more.
+        `call` has the number of the action, from 0, and its text; number -1 resets. `check` raises if this actor does
+        not hold the session for the caller any more.
 
         Raises:
             Refused: the step does not follow, or the environment failed.

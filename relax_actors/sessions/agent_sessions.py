@@ -38,14 +38,9 @@ TICK_SECONDS = 0.5
 class AgentSessions:
     """Implements `service.Sessions`.
 
-    Args:
-        context: context of the actor.
-        dialogue: chat template of the model.
-        service: generates requests.
-        room: largest number of tokens of a sequence.
-        on_end: called when all samples of a row have ended, or another actor has taken it over.
-        media: prepares media; None for a model that reads text only.
-        hosts: actors that host the run's environment; None in a run without one.
+    `room` is the largest number of tokens of a sequence. `on_end` is called when all samples of a row have ended, or
+    another actor has taken it over. `media` is None for a model that reads text only, `hosts` in a run without
+    environment.
     """
 
     def __init__(
@@ -142,11 +137,7 @@ class AgentSessions:
         self._check(session.row)
 
     def _log_of(self, session: Session) -> AbstractAsyncContextManager[LogWriter]:
-        """Give the log of a session.
-
-        Raises:
-            RowTakenError: another actor has the row, or it was delivered to this one again, with a new session.
-        """
+        """Give the log of a session; raises RowTakenError if its row is another actor's, or another delivery."""
         if not self.book.holds(session):
             raise released(session.row)
         return self._logs.holding(session.row)
@@ -221,11 +212,7 @@ class AgentSessions:
         return replace(session.shown(call.session, now), seen=seen)
 
     def _find(self, name: str, now: float) -> Session:
-        """Return a session and renew its lease.
-
-        Raises:
-            Refused: this actor does not hold it, or it is over.
-        """
+        """Return a session and renew its lease; raises Refused if this actor does not hold it, or it is over."""
         session = self.book.find(name, now)
         if isinstance(session, Session):
             return session
@@ -321,11 +308,7 @@ class AgentSessions:
         return self._agent_turns.answer(session.forest, numbers)
 
     async def _check_turns_left(self, session: Session, call: GenerateCall) -> None:
-        """Check that a session may have further answers; one that has had all of them ends.
-
-        Raises:
-            Refused: it may not have so many.
-        """
+        """Check that a session may have further answers, or end it; raises Refused if it has had all."""
         most, used = self._rules.max_turns, session.forest.used
         if used >= most:
             session.end(FinishReason.MAX_TURNS)
@@ -337,10 +320,6 @@ class AgentSessions:
 
 
 def _renew(session: Session, call: GenerateCall) -> None:
-    """Renew the lease of a session behind the generation of an answer.
-
-    Raises:
-        Refused: it ended meanwhile, or another agent has its sample.
-    """
+    """Renew the lease of a session after an answer; raises Refused if it ended or has another agent."""
     check_current(session, call)
     session.alive_until = time.monotonic() + session.lease

@@ -25,14 +25,9 @@ from relax_actors.sessions.session_book import Session
 
 
 class AgentTurns:
-    """Makes turns of one run.
+    """Makes turns of one run with [agent].
 
-    Args:
-        config: configuration of the run, with [agent].
-        dialogue: chat template of the model.
-        service: makes requests, and answers.
-        room: largest number of tokens of a sequence.
-        media: prepares media; None for a model that reads text only.
+    `room` is the largest number of tokens of a sequence; `media` is None for a model that reads text only.
     """
 
     def __init__(
@@ -62,11 +57,6 @@ class AgentTurns:
 
     async def plan(self, session: Session, call: GenerateCall, shown: Shown | None = None) -> Continuation:
         """Return what a request continues.
-
-        Args:
-            session: the session.
-            call: the request.
-            shown: its messages with their media; None for a model that reads text only.
 
         Raises:
             RowError, ConfigError: the template refuses the messages, the text cannot be tokenized, or a medium cannot
@@ -133,11 +123,7 @@ class AgentTurns:
     async def generate(
         self, requests: Sequence[GenerationRequest], call: GenerateCall, watch: CallWatch
     ) -> list[Generation]:
-        """Generate the answers to a call together.
-
-        Raises:
-            Refused: one of them cannot be generated; the others end.
-        """
+        """Generate the answers to a call together; raises Refused, and ends the others, if one fails."""
         watches = [watch] if len(requests) == 1 else [watch.of_choice(index) for index in range(len(requests))]
         answers = [
             asyncio.ensure_future(self._service.ask(request, call.call, call.seconds, own))
@@ -152,14 +138,7 @@ class AgentTurns:
     def turns(
         self, call: GenerateCall, plan: Continuation, prompt: NDArray[Any], said: Sequence[Generation]
     ) -> list[Turn]:
-        """Return the turns of the answers to a call.
-
-        Args:
-            call: the call.
-            plan: what it continues.
-            prompt: `[len] int32`, what the model has read.
-            said: the answers.
-        """
+        """Return the turns of the answers `said` to a call, whose model has read the tokens `prompt`."""
         before = len(prompt) - len(plan.observed)
         turns = []
         for index, answer in enumerate(said):

@@ -20,8 +20,7 @@ PIECE_SECONDS = 0.01
 class CallWatch:
     """Implements `engines.protocols.Watch`. Create it in the event loop's thread.
 
-    Args:
-        send: sends a piece of the answer to the client; None if it wants the whole answer alone.
+    `send` sends a piece of the answer; without it the client wants the whole answer alone.
     """
 
     def __init__(self, send: Callable[[GeneratePiece], Awaitable[None]] | None = None) -> None:

@@ -26,10 +26,8 @@ _CHANGED = (
 class Continuations:
     """Finds what requests continue.
 
-    Args:
-        dialogue: chat template of the model.
-        must_continue: refuse a conversation of the session that does not continue its tokens, rather than begin a new
-            branch. A conversation with another beginning starts a new branch in any case.
+    With `must_continue` it refuses a conversation of the session that does not continue its tokens, rather than begin a
+    new branch. A conversation with another beginning starts a new branch in any case.
     """
 
     def __init__(self, dialogue: Dialogue, *, must_continue: bool) -> None:
@@ -68,12 +66,9 @@ class Continuations:
 
 
 def _check_continues(forest: Forest, messages: Sequence[dict[str, Any]], covered: int) -> None:
-    """Check that a conversation which begins as an earlier one has the answers that this got.
+    """Check that the client sent back the answers it received.
 
-    Args:
-        forest: turns of the session.
-        messages: the conversation.
-        covered: messages at its beginning whose tokens it continues; 0 for none.
+    `covered` messages at the beginning of the conversation are those whose tokens it continues.
 
     Raises:
         Refused: an answer was changed or left out, or the tools or the settings of the template have changed.

@@ -23,11 +23,8 @@ NO_MARKERS: Mapping[str, str] = MappingProxyType({})
 class PlainConversation:
     """Conversation of a model without chat template: the texts of the messages, one behind the other.
 
-    All methods raise RowError for messages with parts that the model does not read.
-
-    Args:
-        tokenizer: of the model.
-        markers: text that stands for a medium of each kind; empty for a model that reads text alone.
+    All methods raise RowError for messages with parts that the model does not read; `markers` are the texts that stand
+    for a medium of each kind that it does.
     """
 
     needs_stop, offers_tools = False, False
@@ -144,11 +141,7 @@ def conversation_of(
     family: Family | None = None,
     branches: bool = True,
 ) -> Conversation:
-    """Return the conversation of a model; `family` is that of a multimodal one.
-
-    Raises:
-        ConfigError: as `ChatConversation`.
-    """
+    """Return the conversation of a model, with the family of a multimodal one; raises as `ChatConversation`."""
     kinds = () if family is None else family.kinds
     if chat:
         return ChatConversation(tokenizer, tools, kinds, branches=branches)
@@ -157,15 +150,7 @@ def conversation_of(
 
 
 def text_of(messages: Sequence[Message], markers: Mapping[str, str] = NO_MARKERS) -> str:
-    """Return the texts of messages, one behind the other.
-
-    Args:
-        messages: chat messages.
-        markers: text that stands for a medium of each kind.
-
-    Raises:
-        RowError: as `check_parts`.
-    """
+    """Return the texts of messages, one behind the other; `markers` stand for media. Raises as `check_parts`."""
     check_parts(messages, markers)
     contents = [message.get("content") or "" for message in messages]
     parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
@@ -176,11 +161,7 @@ def text_of(messages: Sequence[Message], markers: Mapping[str, str] = NO_MARKERS
 
 
 def check_parts(messages: Sequence[Message], kinds: Collection[str] = ()) -> None:
-    """Check that messages hold text and media of these kinds alone.
-
-    Raises:
-        RowError: a message holds another part.
-    """
+    """Check that messages hold text and media of these kinds alone; raises RowError if a message holds another part."""
     for message in messages:
         content = message.get("content")
         for part in () if isinstance(content, str) else content or ():

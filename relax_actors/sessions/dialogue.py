@@ -53,9 +53,7 @@ RESERVED = frozenset(
 class Dialogue:
     """The chat template of a model, and the format of its tool calls.
 
-    Args:
-        tokenizer: tokenizer of the model.
-        kinds: kinds of media that messages may show: those of the model, where someone prepares them.
+    Messages may show media of the kinds `kinds`: those of the model, where someone prepares them.
     """
 
     def __init__(self, tokenizer: Tokenizer, kinds: Collection[str] = ()) -> None:
@@ -68,11 +66,7 @@ class Dialogue:
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Message], settings: Mapping[str, Any], *, asks: bool = True
     ) -> NDArray[np.int32]:
-        """Return the tokens of a conversation, `[len] int32`.
-
-        Raises:
-            RowError: the template refuses the messages, or the model has none.
-        """
+        """Return the tokens of a conversation, `[len] int32`; raises RowError if the template refuses it."""
         if not self.tokenizer.chat_template:
             msg = "the model has no chat template; use /v1/completions, or add chat_template.jinja to the model folder"
             raise RowError(msg)
@@ -101,13 +95,6 @@ class Dialogue:
     ) -> Extension:
         """Return the tokens of messages behind a sampled answer, and whether they continue it; see `Renderer.extend`.
 
-        Args:
-            history: messages before the answer.
-            answer: tokens of the answer, `[len] int32`.
-            new: messages behind it.
-            tools: tools of the conversation.
-            settings: further variables of the template.
-
         Raises:
             RowError: the template refuses the messages.
             ConfigError: the template cannot be extended turn by turn.
@@ -125,11 +112,8 @@ class Dialogue:
     ) -> ParsedAnswer:
         """Take an answer apart; its calls stay text if no tools were offered.
 
-        Args:
-            prompt: tokens before the answer; they may open its reasoning.
-            tokens: the answer.
-            tools: the tools that the model was offered.
-            stop: stop strings of the client, who does not see the one that ended the answer.
+        The tokens of `prompt` may open its reasoning. The client does not see the stop string of `stop` that ended the
+        answer.
         """
         thinks, text, tool_format = self.thinks(prompt), self.text(tokens, tools), self.format_for(tools)
         whole = parse_answer(text, tool_format, tools, thinks=thinks)
@@ -194,11 +178,8 @@ def before_stop(text: str, stop: str, behind: str) -> str:
 def answer_message(parsed: ParsedAnswer, call: str) -> Message:
     """Return an answer as a chat message, as clients get it and send it back.
 
-    A malformed tool call stays in the content, where the agent and the model see it.
-
-    Args:
-        parsed: the answer.
-        call: id of the request, from which the ids of tool calls follow.
+    A malformed tool call stays in the content, where the agent and the model see it. The ids of tool calls follow from
+    `call`, the id of the request.
     """
     texts = [parsed.content, *(bad.text.strip() for bad in parsed.malformed)]
     content = "\n".join(text for text in texts if text)
@@ -230,9 +211,7 @@ def _refusals() -> Iterator[None]:
 def for_template(message: Message, kinds: Collection[str] = ()) -> Message:
     """Return a message as chat templates read it: text as one string, arguments of calls as objects.
 
-    Args:
-        message: the message.
-        kinds: kinds of media that it may show, in any spelling of `PART_TYPES`; templates read `{"type": <kind>}`.
+    Media of `kinds`, in any spelling of `PART_TYPES`, become `{"type": <kind>}`.
 
     Raises:
         RowError: it holds something that the model cannot read.

@@ -103,12 +103,7 @@ def play(
 ) -> Playing:
     """Play an episode to its end; yield operations of the environment, and requests of turns.
 
-    Args:
-        session: the episode.
-        environment: its environment.
-        template: settings of the requests.
-        log: gets its turns and its end.
-        fail: begins an episode again whose environment failed, or ends it.
+    `log` gets its turns and its end; `fail` begins an episode again whose environment failed, or ends it.
     """
     try:
         while session.state is None:

@@ -120,9 +120,7 @@ class Episode:
     def step(self, seen: EnvironmentAnswer, recorded: Turn | None = None) -> None:
         """Take what the environment answered to its reset or to the last action; the model reads it, or it is the end.
 
-        Args:
-            seen: the answer.
-            recorded: a recorded turn that has read it; its tokens are taken in place of rendering the messages.
+        The tokens of a turn that was `recorded` are taken in place of rendering the messages.
 
         Raises:
             RowError: the messages cannot be rendered, their media cannot be read, or a player is unknown.
@@ -186,11 +184,7 @@ class Episode:
         )
 
     def say(self, answer: Generation) -> SessionTurn:
-        """Take what the model says; the environment answers to it next, unless the episode is over.
-
-        Returns:
-            The turn as it is written down.
-        """
+        """Take what the model says, and return the turn as it is written down; the environment answers next."""
         reading = self._expected()
         before, message = self.forest.length(reading.parent), self._message(answer.tokens)
         return self._enter(reading.turn(answer, before, message, player=self.player))
@@ -276,11 +270,9 @@ class Episode:
         return [reward for turn, reward in turns if turn.player == player]
 
     def sample(self, *, trained: bool = True, everyone: bool = False) -> Sample:
-        """Return the sample of an episode that has ended.
+        """Return the sample of an episode that has ended; its loss mask is empty unless it is trained.
 
-        Args:
-            trained: whether it is trained; otherwise its loss mask is empty.
-            everyone: whether the loss mask covers the turns of all players, as in held-out rows.
+        The mask covers the trained players, or `everyone`, as in held-out rows.
         """
         start, rewards = self.start, self.rewards
         acted = [player for player in self._players if player in self._last] or [self._players[0]]

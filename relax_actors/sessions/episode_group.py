@@ -53,11 +53,7 @@ class EpisodeGroup:
         return all(episode.state is not None for episode in self.members)
 
     def result(self, section: EnvironmentSection, fingerprints: Mapping[int, str]) -> Trajectory | Drop:
-        """Return the trajectory of a row that is over, or why it is dropped.
-
-        Args:
-            section: says what happens to samples that failed or were cut off.
-            fingerprints: of the weights that sampled, by version.
+        """Return the trajectory of a row that is over, or why it is dropped, as `section` says of samples that failed.
 
         Raises:
             EpisodesFailedError: the environment of every sample failed.
@@ -121,11 +117,7 @@ def trajectory_of(
 ) -> Trajectory:
     """Return the trajectory of a row; a metric that a sample does not have is 0.
 
-    Args:
-        prompt: `[len] int32`.
-        samples: the samples.
-        baselines: how many of them, the last ones, are greedy baselines.
-        fingerprints: of the weights that sampled, by version.
+    The last `baselines` samples are greedy. `fingerprints` are those of the weights that sampled, by version.
 
     Raises:
         ValueError: the samples do not form a trajectory.

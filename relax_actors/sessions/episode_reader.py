@@ -33,13 +33,9 @@ class EpisodeReader:
         self.media: dict[int, PromptMedia | None] = {ROOT: start.media}
 
     def read(self, parent: int, new: Sequence[Message], player: str, where: str) -> Continuation:
-        """Return what the model reads of an observation.
+        """Return what the model reads of an observation, behind the last turn of its player, or `ROOT`.
 
-        Args:
-            parent: last turn of the player who reads it; `ROOT` before the first one.
-            new: messages of the observation.
-            player: that player; empty without players.
-            where: what the observation is of, for errors.
+        `where` names the observation in errors.
 
         Raises:
             RowError: the messages cannot be rendered or give no token to begin with, or their media cannot be read.
@@ -67,11 +63,7 @@ class EpisodeReader:
         return Continuation(base.parent, np.concatenate([base.observed, tokens]), [*base.new, *new], media, shown)
 
     def repeat(self, parent: int, new: Sequence[Message], turn: Turn) -> Continuation:
-        """Return what a recorded turn has read.
-
-        Raises:
-            StoreError: its media are lost.
-        """
+        """Return what a recorded turn has read; raises StoreError if its media are lost."""
         base, prepare = self._base(parent, is_new=turn.parent == ROOT and parent != ROOT), self._start.prepare
         media = base.media
         if prepare is not None:
@@ -81,12 +73,7 @@ class EpisodeReader:
         return Continuation(base.parent, turn.observed, [*base.new, *plain_messages(new)], media, turn.media)
 
     def _base(self, parent: int, *, is_new: bool) -> Continuation:
-        """Return what is read before an observation.
-
-        Args:
-            parent: last turn of the player.
-            is_new: whether a new sequence begins, with the conversation so far.
-        """
+        """Return what is read before an observation: a new sequence begins with the conversation so far."""
         start, none = self._start, None if self._start.prepare is None else self._start.prepare.reader.none
         if is_new:
             said = start.messages if parent == ROOT else self._forest.conversation(parent)

@@ -74,12 +74,8 @@ def starts_of(
 ) -> list[Start]:
     """Return what the episodes of a row begin with.
 
-    Args:
-        first: the prompt of the row.
-        samples: number of samples, greedy ones included.
-        greedy: how many of them, the last ones, are greedy.
-        conversation: conversation of the run; it may add tools to the prompt.
-        section: says where the prompt comes from, and who plays.
+    `greedy` of the samples, the last ones, are greedy. The conversation may add tools to the prompt; `section` says
+    where the prompt comes from, and who plays.
 
     Raises:
         RowError: the prompt cannot be rendered.

@@ -72,17 +72,7 @@ class Continuation:
 
 
 class Forest:
-    """The turns of one session.
-
-    An agent that was restarted asks again what it asked before. It gets the recorded answers, in their order, as long
-    as it asks the same (`replayed`).
-
-    Args:
-        turns: turns of an earlier incarnation, in order.
-
-    Attributes:
-        beginnings: how often `forget` was called.
-    """
+    """The turns of one session, with those of an earlier incarnation in order."""
 
     def __init__(self, turns: Iterable[Turn] = ()) -> None:
         self.turns: list[Turn] = []
@@ -101,16 +91,11 @@ class Forest:
             self.add(turn)
 
     def add(self, turn: Turn, *, is_used: bool = True, is_known: bool = True, deliverer: str = "") -> int:
-        """Add a turn; return its number.
+        """Add a turn; return its number; raises ValueError if its parent does not exist.
 
-        Args:
-            turn: the turn.
-            is_used: whether the present agent gets it; one that does not can reach it by asking the same.
-            is_known: false for a turn of before `forget`, which is counted alone.
-            deliverer: incarnation of the gateway that delivers it; empty if that one is gone.
-
-        Raises:
-            ValueError: its parent does not exist.
+        The current agent receives a turn that `is_used`; its successor gets another one by repeating the request. A
+        turn of before `forget` is not `is_known`, and only counted. `deliverer` is the incarnation of the gateway that
+        delivers it, if it lives.
         """
         number = len(self.turns)
         if not ROOT <= turn.parent < number:
@@ -135,11 +120,7 @@ class Forest:
     def continued(self, keys: Sequence[str]) -> tuple[int, int]:
         """Return the turn that a request continues, and how many of its messages that turn covers.
 
-        Args:
-            keys: keys of every beginning of the conversation, from `conversation_keys`.
-
-        Returns:
-            `(ROOT, 0)` if the request continues no turn.
+        `keys` are those of `conversation_keys`; `(ROOT, 0)` is a request that continues no turn.
         """
         for count in range(len(keys) - 1, 0, -1):
             if (number := self._by_state.get(keys[count])) is not None:
@@ -269,11 +250,8 @@ class Forest:
         """Return the token sequences of the exported leaves, those of a player together.
 
         A turn that several sequences share is trained in the first of them and context in the others, so that each
-        sampled token is trained at most once; with `branches = "all"` exactly once.
-
-        Args:
-            branches: which leaves are exported; "last" exports that of each player's last turn.
-            players: order of the players.
+        sampled token is trained at most once; with `branches = "all"` exactly once. "last" exports the leaf of each
+        player's last turn.
         """
         leaves = sorted(self.leaves(), key=lambda leaf: (players.index(self.turns[leaf].player), leaf))
         if branches == "last":

@@ -79,12 +79,9 @@ class MessageMedia:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def admit(self, row: RowId, own: Sequence[MediaSource], messages: Sequence[Message]) -> Shown:
-        """Copy the media of messages to the store.
+        """Copy the media of a client's messages to the store, but those of the prompt, `own`.
 
-        Args:
-            row: row of the session; of a request outside of sessions, one that no table has.
-            own: media of its prompt.
-            messages: of a client.
+        `row` is that of the session; of a request outside of sessions, one that no table has.
 
         Raises:
             RowError: a part is neither a text nor a medium, or a medium may not be used or cannot be read.
@@ -130,12 +127,8 @@ class MessageMedia:
     ) -> Observation:
         """Expand the placeholders of tokens that follow a path of turns; see `ObservationMedia.append`.
 
-        Args:
-            path: turns from a root to the one that is continued; empty for a new root.
-            length: their tokens.
-            tokens: what is read behind them, with one placeholder for each medium.
-            sources: media in the order of their placeholders.
-            row: row of the session, as in `admit`.
+        The path goes from a root to the turn that is continued, and has `length` tokens. `sources` are in the order of
+        their placeholders, one each.
 
         Raises:
             RowError: a medium cannot be decoded, or does not fit its placeholder.
@@ -173,11 +166,7 @@ New = dict[str, tuple[Medium, str]]
 def _contents(
     messages: Sequence[Message], own: Sequence[MediaSource], known: Mapping[str, MediaSource]
 ) -> tuple[list[list[Part] | None], New]:
-    """Return the parts of messages, None where the content is no list, and the media that are not known.
-
-    Raises:
-        RowError: a part is neither a text nor a medium.
-    """
+    """Return each message's parts, None without a list, and unknown media; raises RowError for other parts."""
     shown = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), list))
     if shown > MAX_PARTS:
         msg = f"the messages have {shown} parts, at most {MAX_PARTS}; leave some out"

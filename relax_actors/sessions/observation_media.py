@@ -77,12 +77,9 @@ class ObservationMedia:
         self.placeholders = [self.family.ids[kind] for kind in self.family.kinds]
 
     def admit(self, media: Sequence[Medium], row: RowId, where: str) -> list[MediaSource]:
-        """Copy media to the store.
+        """Copy media to the store; files must lie in a folder that [media] allows, and may disappear afterwards.
 
-        Args:
-            media: files must lie in a folder that [media] allows; they may disappear afterwards.
-            row: row of the sequence; its step's folder in the store gets the files.
-            where: what the media are of, for errors.
+        The step's folder of `row` gets them; `where` names them in errors.
 
         Raises:
             RowError: a medium may not be used, or cannot be read.
@@ -122,18 +119,11 @@ class ObservationMedia:
     def append(
         self, length: int, before: PromptMedia, tokens: Array, sources: Sequence[MediaSource], row: RowId, where: str
     ) -> Observation:
-        """Prepare an observation that follows a sequence.
+        """Prepare an observation that follows a sequence of `length` tokens with the media `before`.
 
         Its positions go on where those of the sequence end. Prepared as one prompt with the sequence it gets the same
         tokens, and the same positions unless the sequence ends with a video that is longer in time than in space.
-
-        Args:
-            length: tokens of the sequence so far.
-            before: media of the sequence so far: of its prompt, or of the observation before.
-            tokens: `[n] int32` of the observation, with one placeholder for each medium.
-            sources: media in the order of their placeholders.
-            row: row of the sequence; its step's folder in the store gets the features.
-            where: what the observation is of, for errors.
+        `tokens` `[n] int32` have one placeholder for each of `sources`, in order.
 
         Raises:
             RowError: a medium cannot be read or exceeds a limit, or does not fit its placeholder.

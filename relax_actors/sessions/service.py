@@ -65,14 +65,9 @@ class Sessions(Protocol):
 class GenerationService:
     """Answers `relax.<run>.request.generate.<n>`.
 
-    Args:
-        context: context of the actor.
-        policy: generates.
-        tokenizer: tokenizer of the model.
-        room: largest number of tokens of prompt and answer.
-        stops: returns the stop tokens and stop strings of `rollout.stop` and further texts.
-        fingerprints: fingerprints of weights by version.
-        media: prepares media of messages; None for a model that reads text only.
+    `room` is the largest number of tokens of prompt and answer. `stops` returns the stop tokens and stop strings of
+    `rollout.stop` and further texts, `fingerprints` has those of weights by version. `media` is None for a model that
+    reads text only.
     """
 
     def __init__(
@@ -96,11 +91,7 @@ class GenerationService:
         self.answered = self.cancelled = 0
 
     def start(self, sessions: Sessions | None = None) -> None:
-        """Begin to answer. Called in the role's thread.
-
-        Args:
-            sessions: sessions of agents; None in a run without agents.
-        """
+        """Begin to answer, with the sessions of a run with agents. Called in the role's thread."""
         self._sessions = sessions
         self._context.table.store.remove(self._folder)  # of a killed incarnation
         subject = self._context.table.subjects.service("generate", self._context.n)
@@ -223,11 +214,7 @@ class GenerationService:
         return self.answer(request.tokens, generation, call.call)
 
     def request(self, call: GenerateCall) -> GenerationRequest:
-        """Return the request of a call without a session.
-
-        Raises:
-            Refused: no answer can be generated.
-        """
+        """Return the request of a call without a session; raises Refused if no answer can be generated."""
         settings = self._context.config.rollout
         room = self._room - len(call.tokens)
         if not len(call.tokens) or room < 1:
@@ -267,16 +254,10 @@ class GenerationService:
     async def ask(
         self, request: GenerationRequest, call: str, seconds: float, watch: CallWatch | None = None
     ) -> Generation:
-        """Generate a request in the engine's running batch.
+        """Generate a request in the engine's running batch; raises Refused if there is no answer.
 
-        Args:
-            request: the request.
-            call: id of the call.
-            seconds: time after which nobody waits for the answer; the request then leaves the queue or the batch.
-            watch: tells when the client has left, which has the same effect.
-
-        Raises:
-            Refused: there is no answer.
+        After `seconds` nobody waits for the answer, as when `watch` says that the client has left: the request then
+        leaves the queue or the batch.
         """
         watch = watch or CallWatch()
         if self._policy.guests_waiting >= MAX_WAITING:

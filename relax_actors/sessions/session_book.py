@@ -186,11 +186,7 @@ class SessionBook:
     def open(self, row: RowId, sessions: Iterable[Session], now: float, *, resumed: bool) -> None:
         """Offer the samples of a row to agents.
 
-        Args:
-            row: the row.
-            sessions: its samples.
-            now: time in seconds.
-            resumed: whether another actor held the row before; its agents then have the time of a lease to go on.
+        If another actor held the row before (`resumed`), its agents have the time of a lease to go on.
         """
         held = list(sessions)
         for session in held:

@@ -35,11 +35,7 @@ MAX_UNWRITTEN = 64
 class LogWriter:
     """Appends to the log of one row, one cell after the other. All coroutines run in the event loop's thread.
 
-    Args:
-        table: table of the run.
-        row: the row.
-        length: cells in the log.
-        checks_last: whether to check before each cell that the log was not removed.
+    `length` cells are in the log; `checks_last` has it check before each cell that the log was not removed.
     """
 
     def __init__(self, table: Table, row: RowId, length: int, *, checks_last: bool = True) -> None:
@@ -66,11 +62,7 @@ class LogWriter:
         self._length += 1
 
     async def check(self) -> None:
-        """Check that no other actor has appended to the log, and that it was not removed.
-
-        Raises:
-            RowTakenError: one has, or it was.
-        """
+        """Raise RowTakenError if another actor has appended to the log, or it was removed."""
         async with self._lock:
             cell, _ = await asyncio.gather(self._find_next(), self._check_last())
             if cell is not None:
@@ -162,14 +154,7 @@ class LazyLog:
             self._cell.states.append(one)
 
     def flush(self, seconds: float = 0.0) -> None:
-        """Write what was added.
-
-        Args:
-            seconds: time that actors have spent on the row.
-
-        Raises:
-            BrokerError: an earlier cell could not be written.
-        """
+        """Write what was added, with the seconds spent on the row; raises BrokerError if an earlier cell failed."""
         if not (self._cell.turns or self._cell.states):
             return
         cell, self._cell = replace(self._cell, seconds=seconds), SessionLog()
@@ -202,9 +187,7 @@ class LazyLog:
 class HeldLogs:
     """Logs of the rows that an actor holds. All coroutines run in the event loop's thread.
 
-    Args:
-        table: table of the run.
-        on_taken: called when a row turns out to be another actor's.
+    `on_taken` is called when a row turns out to be another actor's.
     """
 
     def __init__(self, table: Table, on_taken: Callable[[RowId], None]) -> None:
@@ -222,11 +205,7 @@ class HeldLogs:
 
     @asynccontextmanager
     async def holding(self, row: RowId) -> AsyncIterator[LogWriter]:
-        """Give the writer of a row, and release the row if another actor has taken it.
-
-        Raises:
-            RowTakenError: another actor has the row, or it was released.
-        """
+        """Give the writer of a row; raises RowTakenError, and releases the row, if it is another actor's."""
         if (writer := self._writers.get(row)) is None:
             raise released(row)
         try:

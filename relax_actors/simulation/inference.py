@@ -44,8 +44,8 @@ class DigestCopy:
         except OSError as error:
             msg = f"weights {last.version} cannot be read: {error}"
             raise StoreError(msg) from error
-        if (found := xxhash.xxh3_128_hexdigest(data)) != last.fingerprint:
-            msg = f"weights {last.version} have fingerprint {found}, published was {last.fingerprint}; not loaded"
+        if (fingerprint := xxhash.xxh3_128_hexdigest(data)) != last.fingerprint:
+            msg = f"weights {last.version} have fingerprint {fingerprint}, published was {last.fingerprint}; not loaded"
             raise StoreError(msg)
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, {"digest": data}
 

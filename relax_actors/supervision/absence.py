@@ -20,15 +20,12 @@ START = "Start one with `relax node --role {role}=1`, or include {role} in `rela
 def needed_roles(config: Config, *, imports: bool = True) -> dict[str, str]:
     """Return the roles without which a run cannot end, with what each writes for whom.
 
-    Roles of the user whose column no role reads are left out.
-
-    Args:
-        config: settings of the run.
-        imports: import the classes of the user's roles; otherwise these roles are left out.
+    Roles of the user whose column no role reads are left out; with `imports` their classes are imported, without all
+    are left out.
     """
     names = [name for name in role_names(config) if imports or name in ROLES.built_in]
     specs = {name: spec_of(config, name) if imports else built_in_spec(name) for name in names}
-    found = {}
+    needed = {}
     for name, spec in specs.items():
         columns = [column for column in spec.writes if column not in (*FAILURES, "readmitted")]
         readers = sorted(other for other, its in specs.items() if other != name and set(columns) & set(its.reads))
@@ -39,23 +36,21 @@ def needed_roles(config: Config, *, imports: bool = True) -> dict[str, str]:
         what = f"writes column {' and '.join(columns)}" if columns else f"writes cells {' and '.join(spec.numbered)}"
         if spec.serves and not columns and not spec.numbered:
             what = f"answers requests of kind {' and '.join(spec.serves)}"
-        found[name] = f"nobody {what}" + (f", needed by {' and '.join(readers)}" if readers else "")
-    return found
+        needed[name] = f"nobody {what}" + (f", needed by {' and '.join(readers)}" if readers else "")
+    return needed
 
 
 def present_roles(nodes: Iterable[dict[str, Any]]) -> set[str]:
     """Return the roles with an actor on a node, by the nodes' leases; an actor that is being restarted counts."""
     children = [node.get("children") for node in nodes]
-    names = [name for found in children if isinstance(found, dict) for name in found]
+    names = [name for states in children if isinstance(states, dict) for name in states]
     return {str(name).rpartition(".")[0] for name in names}
 
 
 class RoleAbsence:
-    """Decides how long a run waits for roles that have no actor; times are seconds on the monotonic clock.
+    """Decides how long a run waits for roles of `needed_roles` that have no actor: `patience` seconds.
 
-    Args:
-        needed: roles that the run needs, as `needed_roles` gives them.
-        patience: seconds after which the run must end.
+    Times are seconds on the monotonic clock.
     """
 
     def __init__(self, needed: dict[str, str], patience: float) -> None:

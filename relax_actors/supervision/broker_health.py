@@ -130,10 +130,6 @@ class Starvation:
     """Measures one process.
 
     The kernel adds a wait when it ends. A thread that got no turn at all, and is not asleep, still waits.
-
-    Args:
-        proc: folder in which the kernel shows its processes.
-        clock: returns the time in seconds.
     """
 
     def __init__(self, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:

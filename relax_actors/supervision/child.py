@@ -165,11 +165,7 @@ def facts_of(child: ChildState, running: ChildProcess | None, epoch: float) -> d
 
 
 def launch_child(launch: Launch, start_progress: StartProgress) -> ChildProcess:
-    """Start the process of a child, whose start is watched with `start_progress`.
-
-    Raises:
-        OSError, StartError: it cannot be started.
-    """
+    """Start the process of a child, watched with `start_progress`; raises OSError or StartError."""
     launch.log.parent.mkdir(parents=True, exist_ok=True)
     rotate(launch.log)
     box = BlackBox(launch.box) if launch.box else None

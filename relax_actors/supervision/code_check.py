@@ -26,10 +26,8 @@ SECONDS = 120.0
 
 
 def check_same_columns(folder: RunFolder, role: str, copies: Sequence[Path | None]) -> None:
-    """Check that all copies of a role's code import, and read and write the same columns.
-
-    Raises:
-        ConfigError: one does not, or the columns differ.
+    """Check that all copies of a role's code import, and read and write the same columns; raises ConfigError if one
+    does not, or the columns differ.
     """
     started = [_start(folder, role, copy) for copy in copies]
     try:

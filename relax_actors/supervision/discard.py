@@ -40,11 +40,7 @@ EXPIRY_SECONDS = 5.0
 
 
 def has_trained(folder: RunFolder, config: Config) -> bool:
-    """Whether the run in a locked folder has trained a step; starts the embedded broker to ask its table.
-
-    Raises:
-        BrokerError: the broker does not answer.
-    """
+    """Whether the run in a locked folder, whose broker is started, has trained a step; raises BrokerError."""
     if folder.last_checkpoint:
         return True
     if config.broker.url is not None:
@@ -78,11 +74,7 @@ def discard(folder: RunFolder) -> None:
 
 
 def finish_discarding(folder: RunFolder) -> None:
-    """Finish the removal of a run that an earlier process began, if there is one.
-
-    Raises:
-        BrokerError: the run's broker does not answer.
-    """
+    """Finish the removal of a run that an earlier process began; raises BrokerError if its broker does not answer."""
     if not folder.discarded.exists():
         return
     config = _settings(folder.discarded)
@@ -97,11 +89,7 @@ def finish_discarding(folder: RunFolder) -> None:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Return saved settings, which may be those of another version.
-
-    Raises:
-        ConfigError: the file cannot be read, or lacks what tells where the run has its files.
-    """
+    """Return saved settings of any version; raises ConfigError if they do not tell where the run's files are."""
     try:
         settings: dict[str, Any] = json.loads(path.read_text())["config"]
         for section, key in (("run", "name"), ("broker", "url"), ("store", "path")):

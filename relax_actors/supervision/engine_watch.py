@@ -17,11 +17,7 @@ WATCH_SECONDS = 2.0
 
 
 class EngineWatch:
-    """Asks external engines for their health.
-
-    Args:
-        clock: returns seconds on a monotonic clock.
-    """
+    """Asks external engines for their health."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -216,14 +216,14 @@ class LostRows:
         table.call(work())
 
     def _repair(self, pool: Pool, row: RowId, inputs: list[int], redelivery: int | None, acknowledged: int) -> None:
-        found = loss(inputs, redelivery, acknowledged)
-        if found is Loss.FIRST:
+        state = loss(inputs, redelivery, acknowledged)
+        if state is Loss.FIRST:
             error = f"RowLost: {pool.role} took it without writing column {pool.writes}"
             self._report("row_lost", row=str(row), by=pool.role, error=error)
             self._ensure_filters(pool)
             subject = self._table.subject(row, redelivery_column(pool.role))
             self._table.put(subject, Redelivery(pool.role, max(inputs)))
-        elif found is Loss.SECOND:
+        elif state is Loss.SECOND:
             error = f"RowLost: {pool.role} took it twice without writing column {pool.writes}"
             self._table.put(self._table.subject(row, "quarantined"), Quarantined(pool.role, 2, error, ""))
             self._report("row_quarantined", row=str(row), deliveries=2, error=error, traceback="")

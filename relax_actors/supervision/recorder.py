@@ -37,11 +37,7 @@ log = structlog.get_logger()
 
 
 def record(folder: RunFolder, status: StatusPipe, halt: threading.Event) -> None:
-    """Record a run until `halt` is set, and what has ended until then.
-
-    Raises:
-        RelaxError: the broker does not answer, or the record cannot be written.
-    """
+    """Record a run until `halt` is set, and what has ended until then; raises RelaxError."""
     settings = folder.load_settings()
     store = Store(settings.store_path)
     with closing(Connection(_address(folder), "recorder", REACH_SECONDS)) as connection:

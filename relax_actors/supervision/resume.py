@@ -112,15 +112,11 @@ def absolute(config: Config) -> Config:
 
 
 def compare(old: Config, new: Config) -> list[Change]:
-    """Return the settings that differ, by name, each with its effect.
-
-    Raises:
-        ConfigError: the class of an added role does not import.
-    """
-    found = _differences(old.model_dump(mode="json"), absolute(new).model_dump(mode="json"))
+    """Return the settings that differ, by name, with their effects; raises as `role_class` for added roles."""
+    changes = _differences(old.model_dump(mode="json"), absolute(new).model_dump(mode="json"))
     added = [name for name in new.roles if name not in old.roles]
     columns = {role_class(new, name).writes for name in added}
-    return [_judged(change, old, new, columns) for change in sorted(found, key=lambda change: change.key)]
+    return [_judged(change, old, new, columns) for change in sorted(changes, key=lambda change: change.key)]
 
 
 def needs_new_start(changes: Iterable[Change]) -> bool:
@@ -158,7 +154,7 @@ def _judged(change: Change, old: Config, new: Config, added_columns: set[str]) -
         reason = _needed_by_others(old, name)
         effect = Effect.REFUSED if reason else Effect.RESULT
     elif section == "roles" and name in new.roles and name not in old.roles:
-        reason = _needs_old_weights(name)
+        reason = role_class(new, name).spec.needs_weights
         effect = Effect.REFUSED if reason else Effect.RESULT
     elif change.key == "advantages.reads":
         effect = Effect.RESULT if change.new in added_columns else Effect.REFUSED
@@ -200,21 +196,12 @@ def _needed_by_others(old: Config, role: str) -> str:
     return ""
 
 
-def _needs_old_weights(role: str) -> str:
-    """Why a role cannot be added to a run that has trained, which keeps its last weights only; empty if it can."""
-    return {
-        "reference": "it needs weights 0",
-        "actor_fwd": "it needs old weights",
-        "squares": "it needs old weights",
-    }.get(role, "")
-
-
 def _differences(old: Any, new: Any, at: str = "") -> list[Change]:
     if isinstance(old, dict) and isinstance(new, dict):
-        found = []
+        changes = []
         for key in {**old, **new}:
-            found += _differences(old.get(key), new.get(key), f"{at}.{key}" if at else str(key))
-        return found
+            changes += _differences(old.get(key), new.get(key), f"{at}.{key}" if at else str(key))
+        return changes
     return [] if old == new else [Change(at, old, new)]
 
 

@@ -52,11 +52,7 @@ def max_processes(config: Config, role: str) -> int | None:
 
 
 def check_sandbox(config: Config, roles: Iterable[str]) -> None:
-    """Check that this machine can run the roles that need a sandbox.
-
-    Raises:
-        ConfigError: bubblewrap is missing or cannot create a sandbox, or a limit would not bind.
-    """
+    """Check that this machine can run the roles that need a sandbox, with its limits; raises ConfigError."""
     for role in roles:
         if not is_sandboxed(config, role):
             continue

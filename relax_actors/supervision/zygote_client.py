@@ -190,11 +190,7 @@ class Zygote:
         self._reported_at = self._current.began
 
     def ready(self) -> bool:
-        """Whether the zygote can fork; starts one if there is none.
-
-        Raises:
-            StartError: the zygote ended before it was ready.
-        """
+        """Whether the zygote can fork; starts one if there is none, and raises StartError if that ended."""
         process = self._current
         if process is None:
             self.start()

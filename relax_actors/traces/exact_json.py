@@ -13,11 +13,7 @@ BYTES = "base64"
 
 
 def dumps(value: Any, where: str) -> str:
-    """Return a value as one line of JSON.
-
-    Raises:
-        TraceError: read again, it would be another value, such as an object whose keys are numbers.
-    """
+    """Return a value as a line of JSON; raises TraceError if that reads as another value (keys as numbers)."""
     try:
         text = json.dumps(value, default=_encoded, ensure_ascii=False, separators=(",", ":"))
         same = loads(text) == value
@@ -34,11 +30,7 @@ def dumps(value: Any, where: str) -> str:
 
 
 def loads(text: str) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
+    """Return the value of a JSON text; raises ValueError if it is no JSON."""
     return json.loads(text, object_hook=_decoded)
 
 

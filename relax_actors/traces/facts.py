@@ -117,11 +117,7 @@ def runs_of(values: Array) -> list[list[int]]:
 
 
 def array_of(given: Sequence[Sequence[int]], length: int, where: str) -> Array:
-    """Return the values of runs, `[length] int64`.
-
-    Raises:
-        TraceError: the runs have another length.
-    """
+    """Return the values of runs, `[length] int64`; raises TraceError if the runs have another length."""
     bounds = [0, *(end for _, end, _ in given)]
     if [begin for begin, _, _ in given] != bounds[:-1] or bounds[-1] != length or sorted(bounds) != bounds:
         msg = f"{where}: it is for {bounds[-1]} tokens, and the sequence has {length}; masks and tokens must match"

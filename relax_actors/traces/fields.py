@@ -16,11 +16,7 @@ MAX_TOKEN = int(np.iinfo(np.int32).max)
 
 
 def token_ids(record: Mapping[str, Any], name: str, where: str) -> Array:
-    """Return the token ids of a field, `[len] int32`.
-
-    Raises:
-        TraceError: the record lacks them, or they are no token ids.
-    """
+    """Return the token ids of a field, `[len] int32`; raises TraceError if the record lacks such."""
     given = record.get(name)
     if given is None:
         msg = f"{where}: no {name}; a trace is trained by its token ids, and text alone does not give them back"
@@ -32,11 +28,7 @@ def token_ids(record: Mapping[str, Any], name: str, where: str) -> Array:
 
 
 def logprobs(record: Mapping[str, Any], name: str, count: int, where: str) -> Array:
-    """Return the log-probs of a field, `[count] float32`.
-
-    Raises:
-        TraceError: the record lacks them, they are no finite numbers, or their number is not `count`.
-    """
+    """Return a field's log-probs, `[count] float32`; raises TraceError for another number, or not finite."""
     given = record.get(name)
     if given is None:
         msg = (
@@ -51,19 +43,15 @@ def logprobs(record: Mapping[str, Any], name: str, count: int, where: str) -> Ar
         msg = f"{where}: {name} has {len(given)} numbers for {count} tokens; write one for each token"
         raise TraceError(msg)
     with np.errstate(over="ignore"):
-        found = np.array(given, np.float64).astype(np.float32)
-    if not np.isfinite(found).all():
-        msg = f"{where}: {name} has the value {given[int(np.argmin(np.isfinite(found)))]}; write finite numbers"
+        numbers = np.array(given, np.float64).astype(np.float32)
+    if not np.isfinite(numbers).all():
+        msg = f"{where}: {name} has the value {given[int(np.argmin(np.isfinite(numbers)))]}; write finite numbers"
         raise TraceError(msg)
-    return found
+    return numbers
 
 
 def number(value: Any, what: str, where: str) -> float | None:
-    """Return a number, or None for none.
-
-    Raises:
-        TraceError: it is something else.
-    """
+    """Return a number, or None for none; raises TraceError if it is something else."""
     if value is None:
         return None
     if not is_number(value) or not abs(value) <= MAX_NUMBER:
@@ -73,11 +61,7 @@ def number(value: Any, what: str, where: str) -> float | None:
 
 
 def objects(record: Mapping[str, Any], name: str, where: str) -> list[dict[str, Any]]:
-    """Return the objects of a list.
-
-    Raises:
-        TraceError: the field is no list of objects, or has none.
-    """
+    """Return the objects of a list; raises TraceError if the field is no list of objects, or has none."""
     given = record.get(name)
     if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
         msg = f"{where}: {name} is {given!r:.60}; write a list of objects, at least one"
@@ -86,12 +70,7 @@ def objects(record: Mapping[str, Any], name: str, where: str) -> list[dict[str, 
 
 
 def check_text(message: object, where: str) -> None:
-    """Raise TraceError if the content of a message, or one of its parts, is a medium.
-
-    Args:
-        message: a chat message, or an object whose `content` is a text or a list of parts.
-        where: its place.
-    """
+    """Raise TraceError if the content of a message, a text or a list of parts, has a medium."""
     content = message.get("content") if isinstance(message, dict) else None
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None

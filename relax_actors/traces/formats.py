@@ -36,11 +36,7 @@ PARQUET = "parquet"
 
 
 def format_of(record: Mapping[str, Any], origin: str) -> str:
-    """Return the name of the format of a record.
-
-    Raises:
-        TraceError: it has none of them, or a version that is not read.
-    """
+    """Return the name of a record's format; raises TraceError if it has none, or a version that is not read."""
     if record.keys() >= parquet.COLUMNS:
         return PARQUET
     if "schema_version" in record:
@@ -67,15 +63,7 @@ def format_of(record: Mapping[str, Any], origin: str) -> str:
 
 
 def trace_of(record: object, origin: str) -> Trace:
-    """Return the trace of a record of any format.
-
-    Args:
-        record: parsed JSON, or a row of Parquet.
-        origin: its place, for errors.
-
-    Raises:
-        TraceError: it is no exact trace.
-    """
+    """Return the trace of a record of any format; raises TraceError if it is no exact trace."""
     if not isinstance(record, dict):
         msg = f"{origin}: {record!r:.60} is no trace; write one JSON object a trace"
         raise TraceError(msg)

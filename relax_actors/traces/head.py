@@ -27,17 +27,12 @@ class Head:
 
 
 def head_of(record: Mapping[str, Any], prompt: object) -> Head:
-    """Return the head of a record with the fields of a trace.
-
-    Args:
-        record: has `run`, `row`, `reward` and `greedy`, where they are known.
-        prompt: token ids of the prompt.
-    """
+    """Return the head of a record with `run`, `row`, `reward` and `greedy`, where they are known."""
     run, row, reward = record.get("run"), record.get("row"), record.get("reward")
-    found = f"{run}/{row}" if row else _checksum(prompt)
+    name = f"{run}/{row}" if row else _checksum(prompt)
     if reward is None or record.get("greedy"):
-        return Head(found, -math.inf)
-    return Head(found, float(reward) if is_number(reward) and math.isfinite(reward) else math.inf)
+        return Head(name, -math.inf)
+    return Head(name, float(reward) if is_number(reward) and math.isfinite(reward) else math.inf)
 
 
 def _checksum(prompt: object) -> str:

@@ -63,14 +63,7 @@ def branches_of(nodes: Sequence[Mapping[str, Any]], origin: str) -> list[Read]:
 def prompt_of(nodes: object) -> list[Any]:
     """Return the prompt of a graph: the tokens on the path to the first message with trained ones, up to these.
 
-    A message that only rejected summaries continue is not trained. Without a trained message, the path is the one to
-    the first leaf.
-
-    Args:
-        nodes: messages that need not have been checked.
-
-    Returns:
-        Token ids; empty if a message on the path has none.
+    The messages need not have been checked.
     """
     if not isinstance(nodes, list) or not nodes:
         return []

@@ -25,11 +25,7 @@ VERSION = 1
 
 
 def record_of(trace: Trace) -> dict[str, Any]:
-    """Return a trace as a `TrainingTrace`.
-
-    Raises:
-        TraceError: it has no turn of the model, or a log-prob above 0, which the schema refuses.
-    """
+    """Return a trace as a `TrainingTrace`; raises TraceError without a turn, or for a log-prob above 0."""
     flat, layout = turns_and_layout(trace)
     if not flat:
         msg = f"{trace.name}: no policy sampled a token of it, and OpenEnv's trace is a list of turns; export Parquet"

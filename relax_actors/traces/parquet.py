@@ -66,11 +66,7 @@ def schema() -> Any:
 
 
 def record_of(trace: Trace) -> dict[str, Any]:
-    """Return a trace as a row of `schema()`.
-
-    Raises:
-        TraceError: its free data cannot be written as JSON.
-    """
+    """Return a trace as a row of `schema()`; raises TraceError if its free data cannot be written as JSON."""
     values = {name: [{"name": key, "value": _plain(v)} for key, v in getattr(trace, name).items()] for name in _NAMED}
     free = {name: dumps(getattr(trace, name), f"{trace.name}, {name}") for name in _JSON}
     return {
@@ -96,11 +92,7 @@ def _sequence_record(sequence: TokenSequence) -> dict[str, Any]:
 
 
 def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
-    """Return the trace of a row.
-
-    Raises:
-        TraceError: the row is malformed, or lacks a column.
-    """
+    """Return the trace of a row; raises TraceError if the row is malformed, or lacks a column."""
     try:
         rewards = record["turn_rewards"]
         return Trace(

@@ -33,7 +33,7 @@ def traces_of(prompt: Prompt, trajectory: Trajectory, reward: Reward | None = No
         values["reward"] = reward.token_values
     ends = np.cumsum(trajectory.sample_lengths)
     begins, n = ends - trajectory.sample_lengths, len(trajectory.texts)
-    known, found = trajectory.fingerprint_by_version, []
+    known, traces = trajectory.fingerprint_by_version, []
     for i, sample in enumerate(trajectory.samples):
         versions = {int(version) for version in sample.versions}
         own = {
@@ -46,7 +46,7 @@ def traces_of(prompt: Prompt, trajectory: Trajectory, reward: Reward | None = No
             },
             "fingerprints": {version: known[version] for version in sorted(versions & known.keys())},
         }
-        found.append(
+        traces.append(
             Trace(
                 **(facts | own),
                 sample=i,
@@ -65,16 +65,14 @@ def traces_of(prompt: Prompt, trajectory: Trajectory, reward: Reward | None = No
                 greedy=i >= n - trajectory.greedy_samples,
             )
         )
-    return found
+    return traces
 
 
 def trajectory_of(traces: Sequence[Trace], version: int | None = None) -> Trajectory:
-    """Return the trajectory of the traces of a row.
+    """Return the trajectory of all traces of a row, in order.
 
-    Args:
-        traces: all samples of the row, in order.
-        version: version that sampled tokens get in place of the recorded ones, without fingerprints: in a run that
-            trains on traces, no version of this run sampled them. None to keep the recorded ones.
+    `version` takes the place of the recorded versions of sampled tokens, without fingerprints: in a run that trains on
+    traces, no version of this run sampled them.
 
     Raises:
         TraceError: the traces have different prompts, or are no samples of one row.
@@ -93,8 +91,8 @@ def trajectory_of(traces: Sequence[Trace], version: int | None = None) -> Trajec
     known = {v: text for trace in traces for v, text in trace.fingerprints.items()}
     samples = [_sample(trace, version) for trace in traces]
     try:
-        found = Trajectory.of(first.prompt_tokens, samples, known if version is None else None)
-        return replace(found, greedy_samples=sum(greedy)) if any(greedy) else found
+        trajectory = Trajectory.of(first.prompt_tokens, samples, known if version is None else None)
+        return replace(trajectory, greedy_samples=sum(greedy)) if any(greedy) else trajectory
     except (OverflowError, RecursionError, TypeError, ValueError) as error:
         msg = f"{first.origin or first.name}: {error}"
         raise TraceError(msg) from error

@@ -36,15 +36,7 @@ class Record:
 
 
 def record_of(trace: Trace, kind: str) -> Record:
-    """Return the record of a trace.
-
-    Args:
-        trace: the trace.
-        kind: name of the format.
-
-    Raises:
-        TraceError: it cannot be written exactly.
-    """
+    """Return the record of a trace; raises TraceError if it cannot be written exactly."""
     made = FORMATS[kind].record_of(trace)
     name = "-".join(filter(None, (trace.row, str(trace.sample))))
     if kind == PARQUET:
@@ -94,10 +86,8 @@ def write_traces(path: Path, kind: str, traces: Iterable[Trace]) -> int:
 def write_records(path: Path, kind: str, records: Iterable[Record]) -> int:
     """Write records, and return their number. A process that is killed leaves nothing with the name `path`.
 
-    Args:
-        path: file of Parquet or, by its ending, of JSON Lines; for JSON with another ending a folder.
-        kind: name of the format.
-        records: in the order in which they are read again; those of a row one after another.
+    The path is a file of Parquet or, by its ending, of JSON Lines; for JSON with another ending a folder. Records are
+    in the order in which they are read again; those of a row one after another.
 
     Raises:
         ConfigError: see `check_output`.

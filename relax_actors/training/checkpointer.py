@@ -60,11 +60,7 @@ class RoleState(Protocol):
 def load_checkpoint(folder: Path, checkpoint: Checkpoint, engine: SavesState, state: RoleState | None) -> None:
     """Load a published checkpoint into an engine, and check its fingerprint.
 
-    Args:
-        folder: folder of the checkpoint.
-        checkpoint: its cell.
-        engine: engine whose state is loaded.
-        state: state of the role beside that of the engine; None if it has none.
+    `state` is the state of the role beside that of the engine, if it has any.
 
     Raises:
         ConfigError: it is missing or damaged.
@@ -89,18 +85,9 @@ def load_checkpoint(folder: Path, checkpoint: Checkpoint, engine: SavesState, st
 class Checkpointer:
     """Writes and publishes the checkpoints of one incarnation of the trainer or critic.
 
-    Call all methods in the role's thread.
-
-    Args:
-        context: context of the role.
-        engine: engine whose state is saved.
-        coverage: rows that its checkpoints cover.
-        kind: kind of the numbered cells.
-        folder: folder of the checkpoints.
-        state: state of the role beside that of the engine; None if it has none.
-
-    Attributes:
-        published: paths of the published checkpoints, relative to the run's folder, by version.
+    Call all methods in the role's thread. Checkpoints cover the rows of `coverage`; `kind` is that of the numbered
+    cells, and `state` the role's beside that of the engine, if it has any. `published` has the paths of the published
+    checkpoints, relative to the run's folder, by version.
     """
 
     def __init__(
@@ -120,11 +107,7 @@ class Checkpointer:
         self.published: dict[int, str] = {}
 
     def raise_if_unknown(self) -> None:
-        """Check that the folder holds no checkpoints, at the start of a run.
-
-        Raises:
-            ConfigError: it does.
-        """
+        """Check that the folder holds no checkpoints, at the start of a run; raises ConfigError if it does."""
         if older := [p.name for p in self._folder.glob("[1-9]*")] if self._folder.is_dir() else []:
             msg = (
                 f"{self._folder} holds checkpoints {sorted(older)} that the table does not know: the broker's store "
@@ -133,11 +116,7 @@ class Checkpointer:
             raise ConfigError(msg)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Load a published checkpoint into the engine, and check its fingerprint.
-
-        Raises:
-            ConfigError: it is missing or damaged.
-        """
+        """Load a published checkpoint, and check its fingerprint; raises ConfigError if missing or damaged."""
         folder = self._context.folder.root / checkpoint.path
         with self._context.device_lock():
             load_checkpoint(folder, checkpoint, self._engine, self._state)

@@ -67,13 +67,9 @@ class Collector(Actor):
     """Sweeps the table and the bucket of one run beside the trainer, and a last time when it is stopped.
 
     A sweep that fails by an error of its own is reported (event `sweep_failed`) and repeated later: a new incarnation
-    of the trainer would fail, too, and the run needs its sweeps only in the long run.
-
-    Args:
-        context: context of the trainer.
-        roles: roles of the run.
-        others: dataclass of each kind of numbered cells that the trainer does not write; None for the kinds of a user's
-            role, whose class is not imported here: of their cells only envelope and checksum are checked.
+    of the trainer would fail, too, and the run needs its sweeps only in the long run. `others` has the dataclass of
+    each kind of numbered cells that the trainer does not write; None for the kinds of a user's role, whose class is not
+    imported here: of their cells only envelope and checksum are checked.
     """
 
     name = "collector"

@@ -44,9 +44,7 @@ class ExampleMedia:
     def expand(self, example: Example, sources: Sequence[MediaSource]) -> Example:
         """Return an example in which each medium has all its placeholders, none of which is trained.
 
-        Args:
-            example: with one placeholder for each medium.
-            sources: its media, in the order of their placeholders.
+        It has one placeholder for each of `sources`, in order.
 
         Raises:
             RowError: a medium cannot be read or exceeds a limit, or the placeholders do not fit the media.
@@ -64,11 +62,7 @@ class ExampleMedia:
         return Example(whole.tokens, mask, observed=ObservedMedia(0, list(sources), records, whole.positions))
 
     def _spread(self, ids: Array, trained: Array, features: Sequence[Features], whole: Expanded) -> Array:
-        """Return the mask of an expanded example `[len] bool` from the mask before its expansion.
-
-        Raises:
-            RowError: a video's timestamps are written into a trained text.
-        """
+        """Return an expanded example's mask `[len] bool`; raises RowError if it trains a video's timestamps."""
         firsts = [n for n, one in enumerate(features) if not one.inside] + [len(features)]
         bounds = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(ids)]
         mask, start = np.zeros(len(whole.tokens), np.bool_), 0

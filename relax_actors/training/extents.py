@@ -23,23 +23,14 @@ TABLE_SHARE, DISK_SHARE = 0.5, 0.125
 
 
 class UnreadRows:
-    """Extends the rows that a run needs by those that its recorder has not read.
-
-    Args:
-        context: context of the trainer.
-    """
+    """Extends the rows that a run needs by those that its recorder has not read."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._known: Position | None = None
 
     def extend(self, extent: Extent, fill: Fill) -> Extent:
-        """Return an extent with a lower floor, and without the results of evaluations that were not read.
-
-        Args:
-            extent: the rows that the run needs.
-            fill: how full the table is.
-        """
+        """Return an extent with a lower floor, and without the results of evaluations that were not read."""
         table, state = self._context.table, self._context.state
         # A root that is being restarted has no lease: then its recorder is where it was.
         self._known = position_of(table.call(state.lease("root", 0))) or self._known

@@ -16,12 +16,7 @@ UNUSABLE_PROMPTS = 4 * MAX_ROWS
 
 
 class FirstPrompts:
-    """Makes the first cells of rows.
-
-    Args:
-        context: context of the role.
-        limit: prompts that must fail at the start before the run stops.
-    """
+    """Makes the first cells of rows; the run stops if the first `limit` prompts fail."""
 
     def __init__(self, context: Context, limit: int = UNUSABLE_PROMPTS) -> None:
         self._context, self._table = context, context.table
@@ -31,9 +26,7 @@ class FirstPrompts:
     def cells(self, rows: Sequence[RowId], make: Callable[[RowId], Prompt]) -> list[tuple[str, bytes]]:
         """Return the subjects and encoded contents of the first cells of rows.
 
-        Args:
-            rows: the rows.
-            make: makes the prompt of a row; RowError and CodecError quarantine the row.
+        `make` makes the prompt of a row; RowError and CodecError quarantine the row.
         """
         return [self._cell(row, make) for row in rows]
 

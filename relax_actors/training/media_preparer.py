@@ -34,11 +34,7 @@ DEADLINE_SHARE = 0.8
 
 
 class MediaPreparer:
-    """Prepares prompts of one run.
-
-    Raises:
-        ConfigError: the model is not supported, or the settings do not fit it.
-    """
+    """Prepares prompts of one run; raises ConfigError if the model is not supported, or the settings do not fit it."""
 
     def __init__(self, config: Config, store: Store) -> None:
         family, media = family_of(config.model_path), config.media
@@ -65,13 +61,9 @@ class MediaPreparer:
         progress: Callable[[], None] = lambda: None,
         data: DataSection | None = None,
     ) -> PreparedPrompt:
-        """Prepare a prompt, with its features in segments of the store.
+        """Prepare a prompt, with its features in segments of a folder of the store.
 
-        Args:
-            prompt: the prompt.
-            folder: of the store, for the segments.
-            progress: called after each medium.
-            data: section of the source of the prompt; [data] by default.
+        `progress` is called after each medium. `data` is the section of the prompt's source; [data] by default.
 
         Raises:
             RowError: a medium cannot be read or exceeds a limit, or the prompt is too long.
@@ -174,11 +166,7 @@ class MediaPreparer:
         return xxhash.xxh3_128_hexdigest(json.dumps(plain, sort_keys=True).encode())
 
     def expand(self, prompt: Prompt, features: Sequence[Features], data: DataSection) -> Expanded:
-        """Expand the placeholders of a prompt of a source.
-
-        Raises:
-            RowError: the prompt is then too long.
-        """
+        """Expand the placeholders of a prompt of a source; raises RowError if the prompt is then too long."""
         expanded = self.expand_tokens(prompt.tokens, features)
         left, left_by = tokens_left(data, self._max_tokens)
         if len(expanded.tokens) > (most := self._whole - left):
@@ -194,11 +182,7 @@ class MediaPreparer:
         return expanded
 
     def expand_tokens(self, tokens: np.ndarray, features: Sequence[Features], first: float = 0) -> Expanded:
-        """Expand the placeholders of tokens, the first of which has the position `first`.
-
-        Raises:
-            RowError: the placeholders do not fit the media.
-        """
+        """Expand placeholders of tokens from the position `first` on; raises RowError if media do not fit."""
         return expand(np.asarray(tokens), features, self.family, self._tokenizer, first)
 
     def _settings_of(self, source: MediaSource) -> MediaSection:

@@ -1,7 +1,7 @@
 """Segments with the features of one medium, shared by all rows with the same file.
 
 A segment is named by a hash of the file's hash, the part of it that is used, the settings, the model's preprocessing
-and its version. So the same name has the same bits, whoever writes it, and a lost segment can be written again.
+and its version. So the same name has the same bits in every process, and a lost segment can be written again.
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ class MediaSegments:
     ) -> tuple[list[Features], list[TensorRef]]:
         """Return the features of a segment, mapped, and their references in the folder of a step.
 
-        Args:
-            key: name of the segment.
-            folder: folder of the step.
-            make: computes the features, unless the segment exists and is whole.
+        `make` computes the features, unless the segment exists and is whole.
 
         Raises:
             StoreError: the segment cannot be read although it was just written.

@@ -26,12 +26,7 @@ def figures_of_step(
 ) -> dict[str, float]:
     """Return the figures of a step, rounded as they are published; rows of data have no reward.
 
-    Args:
-        config: configuration of the run.
-        step: number of the step.
-        batch: its batch.
-        rows: the rows of the batch.
-        measured: metrics of the engine, and times.
+    `measured` has the metrics of the engine, and times.
     """
     staleness = rows.staleness(step)
     return {
@@ -54,8 +49,7 @@ def figures_of_step(
 def micro_batch_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Return figures of the first `MAX_MICRO_BATCHES` micro-batches of a step: a list by name, in their order.
 
-    Args:
-        parts: measurements of the micro-batches, as sums over their tokens; see `StepResult`.
+    `parts` are sums over the tokens of a micro-batch; see `StepResult`.
     """
     shown = parts[:MAX_MICRO_BATCHES]
     names = [name for name in OF_MICRO_BATCH if shown and all(name in part for part in shown)]

@@ -1,7 +1,7 @@
 """Digests of the cells that a step reads: the batch keeps them, so that a replay names the row that has changed.
 
-A digest is of the content of a cell: two runs that compute the same numbers have the same digests, whoever wrote the
-cells and wherever their arrays lie.
+A digest is of the content of a cell: two runs that compute the same numbers have the same digests, whichever actor
+wrote the cells and wherever their arrays lie.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ _BITS = 0xFFFFFFFF
 def digests_of(columns: Mapping[str, Any], *, from_data: bool = False) -> dict[str, int]:
     """Return the 32-bit digest of each column of a row; 0 for a column that cannot be read.
 
-    Args:
-        columns: values by column.
-        from_data: leave out the advantages, which then follow from the trajectory and are no column.
+    Advantages of rows from the data are left out: they follow from the trajectory and are no column.
     """
     return {name: digest_of(value) for name, value in columns.items() if not (from_data and name == "advantage")}
 

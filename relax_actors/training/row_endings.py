@@ -29,11 +29,7 @@ class RowEndings:
         self._first_rows.succeeded("group")
 
     def end(self, row: RowId, ending: Dropped | Quarantined) -> str:
-        """Drop or quarantine a row; return the column that was written.
-
-        Raises:
-            AllRowsFailedError: all rows since the start of this incarnation were malformed.
-        """
+        """Drop or quarantine a row, and return its column; raises AllRowsFailedError if all were malformed."""
         table, journal = self._context.table, self._context.journal
         field = "dropped" if isinstance(ending, Dropped) else "quarantined"
         subject = table.subject(row, field)

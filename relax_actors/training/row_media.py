@@ -60,10 +60,6 @@ class RowMedia:
     def of(self, prepared: PreparedPrompt, row: RowId) -> PromptMedia:
         """Return the media of a row's prompt; one object for all of its samples. Call it in the role's thread.
 
-        Args:
-            prepared: column `media` of the row.
-            row: id of the row, whose prompt is looked up for a lost segment.
-
         Raises:
             StoreError: a segment is lost, and its raw file, too, or it has changed.
             RowError: the column does not fit the model.
@@ -187,9 +183,7 @@ class RowMedia:
     def read(self, rows: list[RowId], trajectories: list[Trajectory | None]) -> list[list[PromptMedia] | RelaxError]:
         """Read the media of the sequences of rows from the table; an error in place of media that cannot be read.
 
-        Args:
-            rows: ids of the rows.
-            trajectories: samples of each row; None where they could not be read, which gives no media.
+        A row whose trajectory could not be read, None, has no media.
         """
         media, cells = list[list[PromptMedia] | RelaxError](), list[Any]([None] * len(rows))
         if self._has_prompts:
@@ -236,14 +230,9 @@ def shared_items(media: PromptMedia, known: dict[Any, MediaItem]) -> PromptMedia
 
 
 def misfit(prepared: PreparedPrompt | ObservedMedia, family: Family, tokens: Array | None = None) -> str:
-    """Return why a model cannot compute with a prepared prompt or observation; empty if it can.
+    """Return why a model cannot compute with a prepared prompt or observation of `[n] int32`; empty if it can.
 
     Engines would fail with such a row, and with it all rows of its micro-batch.
-
-    Args:
-        prepared: the prompt or the observation.
-        family: family of the model.
-        tokens: `[n] int32` of the observation.
     """
     what, ids = "an observation", tokens
     if isinstance(prepared, PreparedPrompt):

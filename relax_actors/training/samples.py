@@ -126,26 +126,7 @@ def samples_of(
         observation: factor of -log-prob of each token of an observation, as `imitation`.
         media: media and positions of each sequence; None for a model that reads text only.
     """
-    scores = dict(scores or {})
-    teacher: TeacherScores | None = scores.pop(TEACHER, None)
-    flat = {} if trajectory.targets is None else {"targets": trajectory.targets}
-    flat |= {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in scores.items()}
-    if advantage is not None:
-        flat["advantages"] = token_advantages(advantage, trajectory)
-        if teacher is not None and distil is not None and distil.place == "advantage":
-            flat["advantages"] = flat["advantages"] + distil.coefficient * (teacher.logprobs - trajectory.logprobs)
-        if advantage.returns is not None:
-            flat["returns"] = advantage.returns
-        if imitation and advantage.correct is not None:
-            flat["imitated"] = np.repeat(advantage.correct.astype(np.float32) * imitation, trajectory.sample_lengths)
-    trained = trajectory.trained
-    if observation:
-        observed = observed_tokens(trajectory)
-        factors = flat.get("imitated", np.zeros(len(observed), np.float32))
-        trained = trained | observed
-        flat |= {"observed": observed, "imitated": np.where(observed, np.float32(observation), factors)}
-    if teacher is not None and distil is not None and distil.place == "loss":
-        flat |= teacher_fields(teacher, trajectory)
+    flat, trained = _flat_fields(trajectory, advantage, dict(scores or {}), distil, imitation, observation)
     layout, recorded = _Layout(trajectory), trajectory.expanded_experts() if replays else None
     tokens, mask = layout.tokens(trajectory), layout.spread(trained)
     arrays = {name: layout.spread(array) for name, array in flat.items()}
@@ -170,6 +151,37 @@ def samples_of(
             )
         )
     return samples
+
+
+def _flat_fields(
+    trajectory: Trajectory,
+    advantage: Advantage | None,
+    scores: dict[str, Any],
+    distil: DistilSection | None,
+    imitation: float,
+    observation: float,
+) -> tuple[dict[str, Array], Array]:
+    """Return the per-token fields of samples over own tokens, `[total, ...]`, and which tokens are trained."""
+    teacher: TeacherScores | None = scores.pop(TEACHER, None)
+    flat = {} if trajectory.targets is None else {"targets": trajectory.targets}
+    flat |= {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in scores.items()}
+    if advantage is not None:
+        flat["advantages"] = token_advantages(advantage, trajectory)
+        if teacher is not None and distil is not None and distil.place == "advantage":
+            flat["advantages"] = flat["advantages"] + distil.coefficient * (teacher.logprobs - trajectory.logprobs)
+        if advantage.returns is not None:
+            flat["returns"] = advantage.returns
+        if imitation and advantage.correct is not None:
+            flat["imitated"] = np.repeat(advantage.correct.astype(np.float32) * imitation, trajectory.sample_lengths)
+    trained = trajectory.trained
+    if observation:
+        observed = observed_tokens(trajectory)
+        factors = flat.get("imitated", np.zeros(len(observed), np.float32))
+        trained = trained | observed
+        flat |= {"observed": observed, "imitated": np.where(observed, np.float32(observation), factors)}
+    if teacher is not None and distil is not None and distil.place == "loss":
+        flat |= teacher_fields(teacher, trajectory)
+    return flat, trained
 
 
 class _Layout:
@@ -208,11 +220,8 @@ class _Layout:
 def in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
     """Return log-probs or values in the layout of a trajectory, `[total] float32`.
 
-    Sequences without trained tokens get 0.
-
-    Args:
-        trajectory: samples of the row.
-        scored: an array for each sequence with trained tokens, prompt included.
+    `scored` has an array for each sequence with trained tokens, prompt included. Sequences without trained tokens get
+    0.
     """
     placed, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
     start = 0

@@ -32,11 +32,7 @@ from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 
 
 def proximal_score(config: Config, engine: object) -> Score | None:
-    """Return how to compute the proximal log-probs before several updates; None if they are not needed.
-
-    Raises:
-        ConfigError: the engine cannot compute them.
-    """
+    """Return how to compute proximal log-probs before updates, if needed; raises ConfigError if it cannot."""
     trainer = config.trainer
     if trainer.updates == 1 or config.algorithm.proximal != "trainer":
         return None
@@ -53,13 +49,9 @@ def proximal_score(config: Config, engine: object) -> Score | None:
 class StepFeed:
     """Collects the rows of one step at a time and feeds them to an engine in parts.
 
-    Args:
-        context: context of the trainer or critic.
-        engine: engine to feed; nothing else may pass rows to it.
-        reader: reader of the step's rows.
-        score: computes the log-probs of the proximal policy before the first of several updates, with the weights of
-            the engine; None if no loss reads them.
-        section: section with the learning rate, for errors.
+    Nothing else may pass rows to the engine. `score` computes the log-probs of the proximal policy before the first of
+    several updates, with the weights of the engine; None if no loss reads them. `section` has the learning rate, for
+    errors.
     """
 
     def __init__(
@@ -153,11 +145,7 @@ class StepFeed:
         return self._rows if len(self._rows) == rows else None
 
     def replay(self, step: int, indices: Iterable[int]) -> StepRows:
-        """Read the rows of a step that was trained before, in the order of its batch cell.
-
-        Raises:
-            ConfigError: a row is lost.
-        """
+        """Read the rows of a step that was trained, in its batch's order; raises ConfigError if one is lost."""
         self._reset(step)
         self._rows = self._reader.read_again(step, list(indices))
         return self._rows
@@ -172,8 +160,7 @@ class StepFeed:
     def finish(self, before_step: Callable[[], None]) -> StepResult:
         """Compute on the remaining rows, call `before_step`, and do the optimizer's updates.
 
-        Args:
-            before_step: returns when the current weights are no longer being read, e.g. by the publisher.
+        `before_step` returns when the current weights are no longer being read, e.g. by the publisher.
         """
         self.early_seconds = self.seconds
         self._rows = self.statistics.apply(self._rows)
@@ -249,13 +236,6 @@ def minibatches(rows: int, parts: int, epochs: int, seed: int, step: int) -> Ite
 
     Every epoch draws new parts of equal size, as far as a short last step allows, from the run's seed, the step and the
     epoch alone, so a replay makes the same updates.
-
-    Args:
-        rows: rows of the batch; in all steps but the last one a multiple of `parts`.
-        parts: minibatches of an epoch.
-        epochs: passes over the batch.
-        seed: seed of the run.
-        step: number of the step.
     """
     for epoch in range(epochs):
         generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "minibatches", step, epoch)))
@@ -291,11 +271,7 @@ def diverged(error: FloatingPointError, algorithm: AlgorithmSection, section: Se
     """Describe a gradient that is not finite, with the remedy.
 
     A function of the user is the likeliest cause: its loss was checked and is finite, while its gradient is not.
-
-    Args:
-        error: figure, from the engine.
-        algorithm: section [algorithm] of the run.
-        section: section with the learning rate of the diverged model.
+    `section` has the learning rate of the diverged model.
     """
     if section == "trainer" and algorithm.surrogate not in POLICY_LOSSES.built_in:
         return (

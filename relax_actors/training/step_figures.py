@@ -40,10 +40,6 @@ def step_figures(trajectories: Sequence[Trajectory], advantages: Sequence[Advant
     - `distinct`: distinct token sequences of a row over its samples, mean over rows.
     - `repetitive`, `marked`: share of the texts that repeat themselves, and that spell a mark of a chat template.
     - `prompt_doubled`: share of rows whose prompt begins with the same token twice.
-
-    Args:
-        trajectories: samples of each row.
-        advantages: advantages of each row.
     """
     reasons = [reason for t in trajectories for reason in t.finish_reasons]
     cut = sum(reason in (FinishReason.LENGTH, FinishReason.TOKEN_BUDGET) for reason in reasons)

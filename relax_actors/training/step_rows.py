@@ -115,11 +115,7 @@ class StepRows:
         return replace(self, **columns, scores=scores, media=media, digests=digests)
 
     def with_proximal(self, scored: Iterator[Array]) -> StepRows:
-        """Return a copy with log-probs of the proximal policy.
-
-        Args:
-            scored: `[len] float32` of each sequence with trained tokens, in the order of `samples`.
-        """
+        """Return a copy with log-probs of the proximal policy, `[len] float32` of each trained sequence."""
         proximal = [in_layout(trajectory, scored) for trajectory in self.trajectories]
         return replace(self, scores=self.scores | {PROXIMAL: proximal})
 
@@ -239,11 +235,7 @@ class StepReader:
         return rows, unusable
 
     def read_again(self, step: int, indices: Sequence[int]) -> StepRows:
-        """Read the rows of a step that was trained before; staleness is not checked again.
-
-        Raises:
-            ConfigError: a row is lost.
-        """
+        """Read the rows of a trained step, without checking staleness; raises ConfigError if one is lost."""
         rows = self.empty()
         for index, columns in zip(indices, self._columns(step, indices), strict=True):
             if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):

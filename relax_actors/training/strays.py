@@ -1,7 +1,7 @@
 """Cells that no actor of a run wrote or needs any more, as a pure function of the cells that the table holds.
 
 Strays are cells that cannot belong to a row: of steps that are not due for long, of rows without a prompt, of
-evaluations that the run does not have. Whoever has a role's credentials can write them, and would fill the
+evaluations that the run does not have. A process with the credentials of a role can write them, and would fill the
 table. Rows below the floor, and those of evaluations that have a result, are removed by the same rules.
 """
 

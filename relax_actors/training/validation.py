@@ -23,9 +23,7 @@ MAX_LOGPROB = 0.1
 def mismatched_version(trajectory: Trajectory, published: Mapping[int, str]) -> int | None:
     """Return the oldest version whose fingerprint in a trajectory is not the published one; None if there is none.
 
-    Args:
-        trajectory: samples of a row.
-        published: published fingerprints by version; other versions are not compared.
+    Versions without a published fingerprint are not compared.
     """
     for version, fingerprint in trajectory.fingerprint_by_version.items():
         if published.get(version, fingerprint) != fingerprint:

@@ -65,13 +65,7 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
 
 
 class _Examples:
-    """Rows of the training data with their answers.
-
-    Args:
-        config: configuration of the run.
-        store: the run's store.
-        progress: called while media are prepared.
-    """
+    """Rows of the training data with their answers."""
 
     def __init__(self, config: Config, store: Store, progress: Callable[[], None]) -> None:
         self._source = open_data(config.data, config.media)

@@ -35,11 +35,7 @@ _SHIFTS = np.array([0, 2, 4, 6], np.uint8)
 
 
 def encode(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the delta from `base` to `new`, as CPU tensors by the names above.
-
-    Raises:
-        ValueError: the two differ in names, dtypes or shapes.
-    """
+    """Return the delta from `base` to `new` as CPU tensors; raises ValueError for other names, dtypes, shapes."""
     if {n: (t.dtype, t.shape) for n, t in base.items()} != {n: (t.dtype, t.shape) for n, t in new.items()}:
         msg = "two sets of weights differ in names, dtypes or shapes; publish a full set"
         raise ValueError(msg)
@@ -63,11 +59,7 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def apply(tensors: dict[str, Tensor], delta: Mapping[str, Tensor]) -> None:
-    """Apply a delta to CPU tensors, in place.
-
-    Raises:
-        StoreError: the delta does not fit the tensors; their contents are then undefined.
-    """
+    """Apply a delta to CPU tensors, in place; raises StoreError, with contents undefined, if it does not fit."""
     try:
         names = {name.partition(":")[0] for name in delta}
         if unknown := names - tensors.keys():
@@ -132,10 +124,10 @@ def _encode_tensor(base: Tensor, new: Tensor) -> dict[str, NDArray[Any]]:
         changed = np.zeros(len(current), np.bool_)
         changed[np.concatenate(changed_at)] = True
         where = {"bits": np.packbits(changed)}
-    found = {name: np.concatenate(parts) for name, parts in lists.items()}
-    found["small"] = found["small"].astype(np.int8)
+    arrays = {name: np.concatenate(parts) for name, parts in lists.items()}
+    arrays["small"] = arrays["small"].astype(np.int8)
     steps = {"steps": _pack(np.concatenate(codes))}
-    return where | steps | {name: array for name, array in found.items() if len(array)}
+    return where | steps | {name: array for name, array in arrays.items() if len(array)}
 
 
 def _step_codes(difference: NDArray[Any]) -> NDArray[np.uint8]:

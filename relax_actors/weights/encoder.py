@@ -60,10 +60,7 @@ class WeightSource(Protocol):
 class LocalSource:
     """Weights of a model that is in one process; implements `WeightSource`.
 
-    Args:
-        tensors: returns the weights of the model.
-        dtype: in which they are published; see `published_dtype`.
-        lock: held while they are read.
+    `lock` is held while they are read, and `dtype` is that in which they are published; see `published_dtype`.
     """
 
     rank, ranks = 0, 1
@@ -85,13 +82,13 @@ class LocalSource:
         """Pass each tensor to `take`; see `WeightSource`."""
         with self._lock:
             left = {n: tensor.detach().to(published_dtype(n, self._dtype)) for n, tensor in self._read().items()}
-        found = weights.Fingerprint()
+        digest = weights.Fingerprint()
         for name in sorted(left):
             tensor = left.pop(name)
-            found.add(name, tensor)
+            digest.add(name, tensor)
             take(name, tensor)
-        self.prefixes = found.prefixes
-        return found.hexdigest()
+        self.prefixes = digest.prefixes
+        return digest.hexdigest()
 
     def total(self, number: int) -> int:
         """Return the number."""
@@ -105,10 +102,7 @@ def ignore(_: str, __: Tensor) -> None:
 def visit_into(source: WeightSource, open_file: Callable[[ExitStack], Take], files: int) -> str:
     """Visit all tensors, and return their fingerprint; the other ranks need those of one that cannot open its file.
 
-    Args:
-        source: of the tensors.
-        open_file: opens the file of this rank; returns the function that takes its tensors.
-        files: as in `WeightSource.visit`.
+    `open_file` opens the file of this rank, and returns the function that takes its tensors; see `WeightSource.visit`.
 
     Raises:
         OSError: this rank cannot write its file.
@@ -119,10 +113,10 @@ def visit_into(source: WeightSource, open_file: Callable[[ExitStack], Take], fil
             take = open_file(stack)
         except OSError as error:
             failure, take = error, ignore
-        found = source.visit(take, files)
+        fingerprint = source.visit(take, files)
     if failure is not None:
         raise failure
-    return found
+    return fingerprint
 
 
 class WeightEncoder:

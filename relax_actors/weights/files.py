@@ -87,10 +87,10 @@ class Fingerprint:
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """Return the digest of a set of weights, of which one after the other is read; see `Fingerprint`."""
-    found = Fingerprint()
+    digest = Fingerprint()
     for name in sorted(tensors):
-        found.add(name, tensors[name])
-    return found.hexdigest()
+        digest.add(name, tensors[name])
+    return digest.hexdigest()
 
 
 def fingerprint_of_files(shards: Sequence[Path]) -> str:
@@ -99,13 +99,13 @@ def fingerprint_of_files(shards: Sequence[Path]) -> str:
     Raises:
         StoreError: a shard is missing or is not a safetensors file.
     """
-    found = Fingerprint()
+    digest = Fingerprint()
     with ExitStack() as stack:
         files = [stack.enter_context(_opened(shard)) for shard in shards]
         places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 not a mapping
         for name in sorted(places):
-            found.add(name, places[name].get_tensor(name))
-    return found.hexdigest()
+            digest.add(name, places[name].get_tensor(name))
+    return digest.hexdigest()
 
 
 def _bytes_of(data: Tensor) -> Any:
@@ -115,10 +115,8 @@ def _bytes_of(data: Tensor) -> Any:
 class TensorFile:
     """Safetensors file whose tensors are written one at a time, in any order; closed when `with` ends.
 
-    Args:
-        path: file to write. One that is there is replaced, so whoever has mapped it keeps its tensors.
-        forms: of all tensors, by name.
-        metadata: of the file.
+    A file that is there is replaced, so a process that has mapped it keeps its tensors. `forms` are of all tensors, by
+    name.
 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.
@@ -153,12 +151,7 @@ class TensorFile:
 
 
 def save(tensors: Mapping[str, Tensor], path: Path, base: str | None = None) -> None:
-    """Write tensors as one safetensors file.
-
-    Args:
-        tensors: by name, on any device.
-        path: file to write.
-        base: for a delta, the fingerprint of the weights that it applies to.
+    """Write tensors on any device as a safetensors file; a delta names the fingerprint `base` of what it applies to.
 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.
@@ -181,11 +174,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def load(shards: Sequence[Path]) -> dict[str, Tensor]:
-    """Read the tensors of safetensors shards into memory.
-
-    Raises:
-        StoreError: a shard is missing or is not a safetensors file.
-    """
+    """Read the tensors of shards into memory; raises StoreError if one is missing or not safetensors."""
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         with _opened(shard) as file:
@@ -194,11 +183,7 @@ def load(shards: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def delta_base(shard: Path) -> str | None:
-    """Return the base fingerprint of a delta file; None if it holds full tensors.
-
-    Raises:
-        StoreError: the shard is missing or is not a safetensors file.
-    """
+    """Return a delta's base fingerprint, None of full tensors; raises StoreError if it is no safetensors file."""
     with _opened(shard) as file:
         return (file.metadata() or {}).get(DELTA_BASE_KEY)
 

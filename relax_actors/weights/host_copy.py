@@ -43,7 +43,7 @@ class HostCopy:
                 raise StoreError(msg)
             base = update.fingerprint
         last = updates[-1]
-        if (found := weights.fingerprint(tensors)) != last.fingerprint:
-            msg = f"weights {last.version} have fingerprint {found}, published was {last.fingerprint}; not loaded"
+        if (fingerprint := weights.fingerprint(tensors)) != last.fingerprint:
+            msg = f"weights {last.version} have fingerprint {fingerprint}, published was {last.fingerprint}; not loaded"
             raise StoreError(msg)
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, tensors

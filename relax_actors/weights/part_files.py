@@ -37,11 +37,7 @@ class Part:
 
 
 def save(parts: Mapping[str, Part], path: Path) -> None:
-    """Write the rows of this process to a file.
-
-    Args:
-        parts: by name; all processes must give the same names, dtypes and whole shapes.
-        path: file to write.
+    """Write the rows of this process to a file; all processes must give the same names, dtypes and whole shapes.
 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.

@@ -57,13 +57,9 @@ class WeightConsumer(Protocol):
         """Return an empty host copy of the kind that this engine stages."""
 
     def stage(self, version: int, tensors: Mapping[str, Any]) -> None:
-        """Prepare verified weights beside those in use.
+        """Prepare verified weights, tensors of a `WeightCopy`, beside those in use.
 
         May run in another thread while the engine computes. The caller may change `tensors` once this returns.
-
-        Args:
-            version: number of the weights.
-            tensors: CPU tensors of a `WeightCopy`, by Hugging Face names.
 
         Raises:
             ConfigError: names, dtypes or shapes are not those of the model.

@@ -40,11 +40,8 @@ PAGE = 500
 def write_provenance(context: Context, folder: Path) -> None:
     """Write the statement about a model folder, and the list of its steps, into the folder.
 
-    The statement is signed with the credentials of the process; a run on a broker without credentials signs nothing.
-
-    Args:
-        context: context of the trainer, whose table has all of its steps.
-        folder: model folder with all other files.
+    The folder has all its other files, and the trainer's table all steps. The statement is signed with the credentials
+    of the process; a run on a broker without credentials signs nothing.
     """
     first, last = _write_steps(context, folder / STEPS)
     payload = json.dumps(_statement(context, folder, first, last), sort_keys=True).encode()
@@ -128,9 +125,7 @@ def _fingerprint(context: Context, version: int) -> str | None:
 def dependencies_of(config: Config, progress: Callable[[], None]) -> Iterator[dict[str, Any]]:
     """Yield code, packages, the models to start from, and data, each with a digest where it has files.
 
-    Args:
-        config: configuration of the run.
-        progress: called every 16 MiB.
+    `progress` is called every 16 MiB.
     """
     code: dict[str, Any] = {"name": "code", "digest": {"xxh3_64": source_version()}}
     if commit := git_commit():
@@ -159,11 +154,7 @@ def dependencies_of(config: Config, progress: Callable[[], None]) -> Iterator[di
 def _files(name: str, path: Path, progress: Callable[[], None], split: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield the files at a path or pattern; a reason stands in place of what cannot be read.
 
-    Args:
-        name: what the files are.
-        path: file, folder or pattern.
-        progress: called every 16 MiB.
-        split: split of a folder of data; None for all files.
+    `progress` is called every 16 MiB; of a folder of data only the files of `split` count.
     """
     unread = {"name": name, "uri": str(path)}
     try:

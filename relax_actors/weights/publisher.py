@@ -30,10 +30,7 @@ MODEL_FILES = (
 class Publisher:
     """Publishes the weights of one trainer; run by `PublisherActor` while the trainer's next step computes.
 
-    Args:
-        context: of the trainer.
-        engine: whose weights are published.
-        before_publication: called with a version before it is published for the first time.
+    `before_publication` is called with a version before it is published for the first time.
     """
 
     def __init__(
@@ -81,15 +78,15 @@ class Publisher:
         if known.incarnation > context.incarnation:
             msg = f"weights {version} were published by a later incarnation; this one exits"
             raise FencedError(msg)
-        found = self._engine.fingerprint()
-        if found == known.fingerprint:
+        digest = self._engine.fingerprint()
+        if digest == known.fingerprint:
             self._set_base(known)
             self._rewrite_missing(known)
         else:
             self._base = None
-            context.journal.event("replay_diverged", version=version, published=known.fingerprint, found=found)
+            context.journal.event("replay_diverged", version=version, published=known.fingerprint, found=digest)
             if context.config.run.deterministic:
-                msg = f"weights {version} of the replay have fingerprint {found}, published was {known.fingerprint}"
+                msg = f"weights {version} of the replay have fingerprint {digest}, published was {known.fingerprint}"
                 raise ConfigError(msg)
         self._restore_references(version)
         self._collect(version)

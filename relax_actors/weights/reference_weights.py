@@ -79,13 +79,13 @@ class ReferenceWeights:
         from relax_actors.weights import files as weights  # noqa: PLC0415 imports torch, for the trainer's process only
 
         try:
-            found = weights.fingerprint(weights.load(paths))
+            actual = weights.fingerprint(weights.load(paths))
         except StoreError as error:
-            found = str(error)
-        if found != cell.fingerprint:
+            actual = str(error)
+        if actual != cell.fingerprint:
             msg = (
-                f"{paths[0].parent} does not hold weights {cell.version} with fingerprint {cell.fingerprint}: {found}; "
-                "restore it"
+                f"{paths[0].parent} does not hold weights {cell.version} with fingerprint {cell.fingerprint}: "
+                f"{actual}; restore it"
             )
             raise ConfigError(msg)
 

@@ -37,11 +37,7 @@ CLOSE_SECONDS = 2.0
 class Stager(EngineWeights):
     """The newest weights of one engine. Public methods are for the thread that generates.
 
-    Args:
-        context: of the actor.
-        engine: which gets its weights from nothing else.
-        follows: whether to follow new versions. If not, only the versions passed to `use_version` and `try_use_version`
-            are loaded.
+    Unless it `follows` new versions, only those passed to `use_version` and `try_use_version` are loaded.
     """
 
     def __init__(self, context: Context, engine: WeightConsumer, *, follows: bool = True) -> None:

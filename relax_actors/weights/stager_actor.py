@@ -60,14 +60,9 @@ Message: TypeAlias = PrepareNewest | UseExactly | Poll
 class StagerActor(Actor):
     """Stages weights for one engine.
 
-    Invariant: only weights whose bytes have the published fingerprint are staged.
-
-    Args:
-        context: of the role's actor.
-        weights: of the engine.
-        empty_copy: makes a host copy for the engine.
-        receiver: brings a host copy to a version.
-        follows: whether to follow new versions. If not, only the versions of `UseExactly` are loaded.
+    Invariant: only weights whose bytes have the published fingerprint are staged. `empty_copy` makes a host copy for
+    the engine; `receiver` brings it to a version. Unless it `follows` new versions, only those of `UseExactly` are
+    loaded.
     """
 
     name = "stager"
@@ -146,10 +141,7 @@ class StagerActor(Actor):
     def _prepare(self, target: Weights, copy: WeightCopy, *, discard_corrupt: bool) -> bool:
         """Stage a version; return False if its files are missing or not what was published.
 
-        Args:
-            target: cell of the version.
-            copy: host copy to advance.
-            discard_corrupt: whether to remove corrupt files, so that the trainer writes a full set in their place.
+        With `discard_corrupt`, corrupt files are removed, so that the trainer writes a full set in their place.
         """
         files = self._files_of(target)
         try:

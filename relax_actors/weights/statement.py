@@ -66,12 +66,7 @@ def sha256_of(path: Path, progress: Callable[[], None] = lambda: None) -> str:
 
 
 def tensors_of(path: Path, progress: Callable[[], None] = lambda: None) -> dict[str, str]:
-    """Return the xxh3-64 digest of each tensor of a safetensors file, by name; empty if it is none.
-
-    Args:
-        path: the file.
-        progress: called after each tensor.
-    """
+    """Return the xxh3-64 digest of each tensor of a safetensors file, by name; empty if it is none."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

@@ -119,7 +119,7 @@ def test_trainer_that_resumes_after_its_replacement_took_over_exits(
     assert story.strays() == []
     assert story.of("replay_diverged") == []
     newest = sorted(story.values("checkpoint").items())[-2:]
-    assert all(is_there(run.folder.root / cell.path) for _, cell in newest)
+    assert [is_there(run.folder.root / cell.path) for _, cell in newest] == [True, True]
     kept = {Path(cell.path).name for _, cell in newest}
     assert {path.name for path in run.folder.checkpoints.iterdir()} == kept
 

@@ -62,7 +62,7 @@ def test_a_row_without_a_grade_is_quarantined_with_the_reason_and_never_gets_0(
     assert (result["trained"], result["quarantined"], result["dropped"]) == (8, 4, 0)
     assert quarantined.role == "judge"
     assert "no grade this time" in quarantined.error
-    steps = [metric for metric in story_of(run).metrics if metric.get("kind") == "step"]
+    steps = story_of(run).steps()
     assert len(steps) == 2
     # The weights of this judge are random: no sample gets exactly 0 from it.
     assert all(step["reward/judge"] > 0 for step in steps)

@@ -95,7 +95,7 @@ def test_off_policy_proximal_log_probs_follow_the_weights_and_the_ledger_adds_up
     assert result["trained"] == 24 * 4
     assert result["admitted"] == result["trained"] + result["dropped"]
     story = story_of(run)
-    steps = [metric for metric in story.metrics if metric["role"] == "trainer" and metric.get("kind") == "step"]
+    steps = story.steps()
     assert len(steps) == 24
     assert max(step["staleness"] for step in steps) >= 1
     # Ratio of the proximal policy to the rollout's, which is older where weights arrived during generation.

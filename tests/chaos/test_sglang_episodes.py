@@ -53,7 +53,7 @@ def test_episodes_and_guests_go_on_after_kills_of_server_and_rollout(make_run: M
     assert len(counter.turns) > 200
     story = story_of(run)
     assert story.of("environment_failed") == []
-    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    steps = story.steps()
     assert len(steps) == 16
     assert all(step["abs_delta"] < 1e-5 for step in steps)
     # The first requests of an actor find an empty cache.
@@ -97,6 +97,6 @@ def test_episodes_with_pictures_go_on_after_kills_of_server_and_rollout(make_run
     assert counter.twice == []
     story = story_of(run)
     assert story.of("environment_failed") == []
-    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    steps = story.steps()
     assert len(steps) == 8
     assert all(step["abs_delta"] < 1e-4 for step in steps)

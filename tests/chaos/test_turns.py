@@ -122,7 +122,7 @@ def test_killed_episodes_with_pictures_continue_at_their_turn(make_run: Callable
     story = story_of(run)
     assert story.of("row_resumed")
     assert story.of("environment_failed") == []
-    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    steps = story.steps()
     assert all(step["abs_delta"] < 1e-5 for step in steps)
 
 
@@ -134,7 +134,7 @@ def test_turns_with_pictures_that_join_a_running_batch_have_the_logprobs_of_the_
     run = make_run("joined", *PICTURES, "staleness.max=0", "environment.options.opens=true", config=IMAGES)
     assert run.complete()["trained"] == 24
     story = story_of(run)
-    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    steps = story.steps()
     assert len(steps) == 6
     assert all(step["abs_delta"] < 1e-5 for step in steps)
     assert max(metric["turns"] for metric in story.metrics if "turns" in metric) > 200
@@ -151,7 +151,7 @@ def test_turns_that_join_a_running_batch_have_the_logprobs_of_the_trainer(
     run = make_run("joined", *EPISODES, *settings, "staleness.max=0")
     assert run.complete()["trained"] == 24
     story = story_of(run)
-    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    steps = story.steps()
     assert len(steps) == 6
     assert all(step["abs_delta"] < 1e-5 for step in steps)
     turns = [metric["turns"] for metric in story.metrics if "turns" in metric]

@@ -46,7 +46,7 @@ def test_trainer_has_the_log_probs_of_the_rollout(package: str, make_run: Callab
     assert run.complete()["trained"] == 8
     story = story_of(run)
     assert story.of("environment_failed") == []
-    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    steps = story.steps()
     assert len(steps) == 2
     assert all(step["abs_delta"] <= 1e-5 for step in steps)
     assert max(metric["turns"] for metric in story.metrics if "turns" in metric) > 8 * 4, "episodes have several turns"

@@ -44,5 +44,5 @@ def test_agents_play_the_environment_of_the_run_and_kills_repeat_no_step(make_ru
         assert reward == pytest.approx(earned, abs=1e-6)
         seen = [m["content"] for m in sample.messages if m["role"] == "user"]
         assert seen[1:] == ["begin", "1", "2"]
-    steps = [metric for metric in story_of(run).metrics if metric.get("kind") == "step"]
+    steps = story_of(run).steps()
     assert all(step["abs_delta"] <= 1e-5 for step in steps)

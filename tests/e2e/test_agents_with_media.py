@@ -57,7 +57,7 @@ def test_pictures_of_agents_are_read_and_trained_after_a_kill(make_run: Callable
     assert (result["quarantined"], result["dropped"], result["in_flight"]) == (0, 0, 0)
     for observed in trajectory.observed:
         assert sum(len(one.sources) for one in observed) >= 2, "the picture of the task, or none, and two of the agent"
-    steps = [metric for metric in story_of(run).metrics if metric.get("kind") == "step"]
+    steps = story_of(run).steps()
     assert len(steps) == 3
     assert all(step["abs_delta"] <= 1e-4 for step in steps)
     texts = [str(message["content"]) for sample in trajectory.samples for message in sample.messages]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import sglang_servers
-from tests.support.cluster_examples import FOLDER, MODELS, write_inputs
+from tests.support.cluster_examples import FOLDER, write_inputs
 from tests.support.faults import story_of
 from tests.support.guarded import MakeGuarded
 from tests.support.nodes import Node
@@ -47,7 +47,7 @@ MORE = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MORE)
 def test_example_trains_a_tiny_model_on_two_nodes(
     name: str,
     tmp_path: Path,
@@ -66,6 +66,6 @@ def test_example_trains_a_tiny_model_on_two_nodes(
     code, result, said = run.finish(1000)
     assert code == 0, said
     assert (result["steps"], result["quarantined"], result["dropped"], result["in_flight"]) == (3, 0, 0, 0)
-    steps = [metric for metric in story_of(run).metrics if metric.get("kind") == "step"]
+    steps = story_of(run).steps()
     assert all(step["abs_delta"] <= 1e-4 for step in steps), "the trainer has the log-probs of the rollout"
     assert second.end()[0] == 0

@@ -31,6 +31,6 @@ def test_critic_teacher_and_squares_serve_two_ranks(make_run: Callable[..., Run]
     distil = ("algorithm.distil.place=loss", "algorithm.distil.kind=jsd", "algorithm.distil.top_k=4")
     taught = make_run("teacher", *RANKS, *distil, f"roles.teacher.model={first.folder.model}")
     assert taught.complete()["quarantined"] == 0
-    assert all(metric["distil"] > 0 for metric in story_of(taught).metrics if metric.get("kind") == "step")
+    assert all(metric["distil"] > 0 for metric in story_of(taught).steps())
     squares = ("algorithm.name=optimal_token_baseline", "roles.squares.backend=megatron")
     assert make_run("squares", *RANKS, *squares).complete()["quarantined"] == 0

@@ -46,10 +46,9 @@ def test_killed_notifier_repeats_nothing_and_the_run_does_not_notice(make_run: C
     assert [message["title"] for message in hook.of("finished")] == ["relax run told is finished"]
     lines = [line for message in hook.of("findings") for line in message["text"].splitlines()]
     assert sum("the mean reward is 0 in all" in line for line in lines) == 1
-    log = run.folder.log("notify").read_text()
-    assert "secret-token" not in log
-    events = run.folder.root.glob("logs/*")
-    assert all("secret-token" not in path.read_text() for path in events)
+    logs = [path.read_text() for path in run.folder.log("notify").parent.iterdir()]
+    assert len(logs) > 1
+    assert not any("secret-token" in log for log in logs)
 
 
 def test_killed_run_is_reported_and_resumes_and_its_end_is_told_once(make_run: Callable[..., Run], hook: Hook) -> None:

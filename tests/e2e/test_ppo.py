@@ -40,7 +40,7 @@ def test_ppo_trains_policy_and_critic_and_continues_with_more_steps(tmp_path: Pa
     trained = {metric["step"]: metric for metric in story.metrics if metric.get("kind") == "critic"}
     assert sorted(trained) == [0, 1, 2, 3, 4]
     assert {metric["updates"] for metric in trained.values()} == {4}
-    updates = {m["step"]: m["updates"] for m in story.metrics if m.get("kind") == "step"}
+    updates = {m["step"]: m["updates"] for m in story.steps()}
     assert updates == {0: 0, 1: 4, 2: 4, 3: 4, 4: 4}
     assert story.of("replay_diverged") == []
     assert "the ledger is complete" in relax("ledger", str(run.folder.root), cwd=tmp_path).stdout

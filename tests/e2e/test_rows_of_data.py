@@ -43,7 +43,7 @@ def test_model_learns_from_examples_and_then_prefers_other_answers(tmp_path: Pat
     result = dpo.complete()
     assert (result["trained"], result["quarantined"]) == (30 * 32, 0)
     assert result["eval_last"] >= result["eval_first"] + 0.3
-    steps = [metric for metric in story_of(dpo).metrics if metric.get("kind") == "step"]
+    steps = story_of(dpo).steps()
     assert steps[0]["pair_margin"] == pytest.approx(0, abs=1e-4)
     assert steps[-1]["pair_accuracy"] > 0.9
 

@@ -35,7 +35,7 @@ def test_slow_rows_are_trained_and_rows_without_signal_are_replaced(
     dropped = story.of("row_dropped")
     assert {event["reason"] for event in dropped} == {"no_signal"}
     assert len(dropped) == result["dropped"] >= STEPS
-    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    steps = story.steps()
     assert [metric["step"] for metric in steps] == list(range(STEPS))
     assert max(metric["staleness"] for metric in steps) <= most
     assert max(metric.get("lead", 0) for metric in story.metrics) <= most

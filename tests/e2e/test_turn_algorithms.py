@@ -53,7 +53,7 @@ def test_experts_of_turns_are_recorded_and_replayed(make_run: MakeRun, kind: str
         assert len(experts) == len(sequence.token_ids) - 1
         assert (experts >= 0).all(), "the experts of every token of every turn are known"
     assert np.array_equal(expand(trajectory.routed_experts) >= 0, trajectory.routed_experts < 4)
-    steps = [metric for metric in story_of(run).metrics if metric.get("kind") == "step"]
+    steps = story_of(run).steps()
     assert len(steps) == 3
     assert all(step["abs_delta"] <= 1e-5 for step in steps), "the trainer has the log-probs of the rollout"
 
@@ -73,5 +73,5 @@ def test_turns_have_a_greedy_baseline(make_run: MakeRun, kind: str) -> None:
     assert (trajectory.greedy_samples, len(trajectory.texts)) == (1, GROUP + 1)
     assert trajectory.trained_lengths[-1] == 0
     assert trajectory.trained_lengths[:-1].min() > 0
-    steps = [metric for metric in story_of(run).metrics if metric.get("kind") == "step"]
+    steps = story_of(run).steps()
     assert all(step["abs_delta"] <= 1e-5 for step in steps)

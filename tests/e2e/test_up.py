@@ -190,7 +190,7 @@ def test_in_flight_samples_continue_with_new_weights_only_if_enabled(make_run: M
     result = run.complete()
     assert (result["steps"], result["trained"]) == (16, 64)
     story = story_of(run)
-    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    steps = story.steps()
     spans = [step["span"] for step in steps]
     assert (max(spans) > 1) == in_flight, spans
     assert max(step["staleness"] for step in steps) <= 3

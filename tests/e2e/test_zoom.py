@@ -70,6 +70,6 @@ def test_experts_of_looks_on_sglang_are_replayed_by_megatron_after_kills(make_ru
     assert code == 0, said
     assert (result["steps"], result["trained"]) == (6, 24)
     assert (result["quarantined"], result["dropped"], result["in_flight"]) == (0, 0, 0)
-    steps = [metric for metric in story_of(run).metrics if metric.get("kind") == "step"]
+    steps = story_of(run).steps()
     assert len(steps) >= 6
     assert all(step["abs_delta"] <= 1e-4 for step in steps), "the trainer has the log-probs of the rollout"

@@ -11,6 +11,7 @@ from broker.table import Table
 from relax_actors.messages import SessionLog
 from relax_actors.messages.generate import Refusal
 from relax_actors.messages.session_log import ROOT
+from tests.support.messages import assert_says
 from tests.support.session_ends import ROW, USER, ask, handle
 
 PLAYERS = "agent.players=['solver', 'critic']"
@@ -61,7 +62,7 @@ def test_request_of_no_player_of_the_run_is_refused(
         name = handle(connection, sessions, "take", lease=60.0).session
         refused = ask(connection, sessions, name, [USER], player=player)
         assert (refused.refusal, prompts) == (Refusal.INVALID, [])
-        assert all(word in refused.detail for word in named), refused.detail
+        assert_says(refused.detail, *named)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_end_with_rewards_that_do_not_fit_the_players_is_refused_and_may_be_repe
         name = handle(connection, sessions, "take", lease=60.0).session
         refused = handle(connection, sessions, "end", name, **given)
         assert refused.refusal == Refusal.INVALID
-        assert all(word in refused.detail for word in named), refused.detail
+        assert_says(refused.detail, *named)
         assert not handle(connection, sessions, "end", name).refusal
 
 
@@ -128,7 +129,7 @@ def test_several_answers_that_a_session_cannot_have_are_refused(
         name = handle(connection, sessions, "take", lease=60.0).session
         refused = ask(connection, sessions, name, [USER], n=n)
         assert (refused.refusal, prompts) == (Refusal.INVALID, [])
-        assert all(word in refused.detail for word in named), refused.detail
+        assert_says(refused.detail, *named)
         assert not ask(connection, sessions, name, [USER], call="one").refusal, "the sample goes on"
 
 
@@ -161,4 +162,4 @@ def test_answer_ends_behind_its_first_tool_call_unless_the_run_has_a_least_lengt
     with make_sessions(2, "rollout.min_tokens=2") as (sessions, connection, _):
         refused = ask(connection, sessions, name, after("1ab"), call="new", ends=["ab"])
         assert refused.refusal == Refusal.INVALID
-        assert all(word in refused.detail for word in ("parallel_tool_calls", "rollout.min_tokens = 2"))
+        assert_says(refused.detail, "parallel_tool_calls", "rollout.min_tokens = 2")

@@ -40,7 +40,7 @@ def make_trainer(table: Table, make_context: MakeContext) -> Callable[..., Train
         trainer.context = make_context("trainer", *SETTINGS, *settings, incarnation=incarnation)
         trainer.setup()
         trainer.recover(table.snapshot(trainer.follows(trainer.context.config)))
-        trainer._publisher.flush()
+        trainer.before_save()
         return trainer
 
     return make
@@ -103,9 +103,9 @@ def test_values_are_those_of_the_version_of_their_step(
     assert prints[0] != prints[1]
     trajectory = table.fetch(table.subject(RowId(1, 2), "trajectory"), Trajectory)
     assert trajectory is not None
-    expected = critic._engine.values(samples_of(2, trajectory), lambda: None)
+    expected = critic.engine.values(samples_of(2, trajectory), lambda: None)
     np.testing.assert_array_equal(np.concatenate([v[3:] for v in expected]), second[2])
-    metrics = critic._metrics
+    metrics = critic.figures
     assert (metrics["step"], metrics["tokens"]) == (0, ROWS * SAMPLES * TOKENS)
     assert {"value_loss", "explained_variance", "value_clipped", "grad_norm", "learning_rate"} <= metrics.keys()
 
@@ -126,8 +126,8 @@ def test_the_critic_learns_the_returns(
         advance(table, critic)
         read_all(table, trainer)
         advance(table, critic)
-        explained.append(critic._metrics["explained_variance"])
-    assert critic._metrics["updates"] == 4
+        explained.append(critic.figures["explained_variance"])
+    assert critic.figures["updates"] == 4
     assert explained[-1] > max(0.2, explained[0])
 
 
@@ -159,7 +159,7 @@ def test_killed_critic_continues_with_the_same_bits(
         advance(table, critic)
         read_all(table, trainer)
         if step == 1 and kill != "after a batch":
-            setattr(critic._engine, "step" if "batch" in kill else "save", die)
+            setattr(critic.engine, "step" if "batch" in kill else "save", die)
             with pytest.raises(KeyboardInterrupt):
                 advance(table, critic)
         else:
@@ -171,9 +171,9 @@ def test_killed_critic_continues_with_the_same_bits(
     whole = make_critic("trainer.checkpoint_every=100", f"critic.backend={backend}", incarnation=3)
     trajectory = table.fetch(table.subject(RowId(2, 0), "trajectory"), Trajectory)
     assert trajectory is not None
-    expected = whole._engine.values(samples_of(0, trajectory), lambda: None)
+    expected = whole.engine.values(samples_of(0, trajectory), lambda: None)
     np.testing.assert_array_equal(np.concatenate([v[3:] for v in expected]), third[0])
-    assert fingerprints(table)[2] == whole._engine.fingerprint() == other._engine.fingerprint()
+    assert fingerprints(table)[2] == whole.engine.fingerprint() == other.engine.fingerprint()
 
 
 def test_the_trainer_keeps_rows_that_the_checkpoint_of_the_critic_does_not_cover(
@@ -207,13 +207,13 @@ def test_policy_waits_in_the_warm_up_steps_of_the_critic(
 ) -> None:
     settings = ("critic.warmup_steps=2", "trainer.learning_rate=1e-2")
     trainer, critic = make_trainer(*settings), make_critic(*settings)
-    published = [trainer._engine.fingerprint()]
+    published = [trainer.engine.fingerprint()]
     for step in range(3):
         put_step(table, step, version=step, returns=returns)
         advance(table, critic)
         read_all(table, trainer)
-        published.append(trainer._engine.fingerprint())
-        assert ("grad_norm" in trainer._metrics) == (step == 2)
+        published.append(trainer.engine.fingerprint())
+        assert ("grad_norm" in trainer.figures) == (step == 2)
     assert published[0] == published[1] == published[2] != published[3]
     advance(table, critic)
     assert len(set(fingerprints(table))) == 4
@@ -276,7 +276,7 @@ def test_exported_critic_is_a_folder_that_another_run_starts_from(
     model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32)
     assert model.config.num_labels == 1
     other = make_critic(f"critic.path={folder}", incarnation=2)
-    assert other._engine.fingerprint() == fingerprints(table)[1]
+    assert other.engine.fingerprint() == fingerprints(table)[1]
     table.purge([table.subjects.numbered("critic_checkpoint", "*")])
     with pytest.raises(ConfigError, match=r"critic-checkpoints holds checkpoints \['1\.1'\] that the table does not"):
         make_critic(incarnation=3)

@@ -27,10 +27,9 @@ from relax_actors.roles import table_kinds
 from relax_actors.runtime.cells import MAX_END_BYTES
 from relax_actors.serving.answers import Answers, Limits
 from relax_actors.serving.app import Access, Gateway
-from relax_actors.serving.ended_rows import EndedRows
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.listening import listen
-from relax_actors.serving.run_policy import RunPolicy
+from relax_actors.serving.run_policy import EndedRows, RunPolicy
 from relax_actors.serving.server import HttpServer
 from relax_actors.serving.session_client import AgentResult, AgentTask, SessionClient, SessionGoneError
 from relax_actors.serving.tokens import session_token

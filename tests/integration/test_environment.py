@@ -23,12 +23,12 @@ class Pool:
     """Actors of the role in this process, with leases."""
 
     def __init__(self, make_context: MakeContext, *settings: str) -> None:
-        self._make, self._settings = make_context, settings
+        self._make, self.settings = make_context, settings
         self.roles: dict[int, EnvironmentRole] = {}
 
     def start(self, n: int, incarnation: int = 1) -> EnvironmentRole:
         role = EnvironmentRole()
-        role.context = context = self._make("environment", *self._settings, incarnation=incarnation)
+        role.context = context = self._make("environment", *self.settings, incarnation=incarnation)
         context.n = n
         role.setup()
 
@@ -71,7 +71,7 @@ def make_client(make_context: MakeContext) -> Iterator[Callable[[Pool], Environm
     clients: list[EnvironmentClient] = []
 
     def make(pool: Pool) -> EnvironmentClient:
-        context: Context = make_context("rollout", *pool._settings)
+        context: Context = make_context("rollout", *pool.settings)
         clients.append(EnvironmentClient(context))
         return clients[-1]
 
@@ -105,7 +105,7 @@ def test_episodes_are_played_over_several_actors(make_pool: Callable[..., Pool],
     opened = ask(client, [Open(name, {}, seed) for seed, name in enumerate(sorted(names))])
     assert {answer.messages[0]["content"] for answer in opened.values()} == {"?"}
     assert {answer.turn for answer in opened.values()} == {-1}
-    counts = [role._host.count for role in pool.roles.values()]
+    counts = [role.metrics()["environment_sessions"] for role in pool.roles.values()]
     assert sum(counts) == 8
     assert min(counts) > 0, "rendezvous hashing spreads the sessions"
     playing, rewards = set(names), {}
@@ -173,7 +173,7 @@ def test_full_actor_sends_sessions_to_another(make_pool: Callable[..., Pool], ma
     pool = make_pool("Echo", "environment.sessions=4", actors=2)
     client = make_client(pool)
     assert not any(answer.error for answer in ask(client, [Open(f"s{i}", {}, 0) for i in range(8)]).values())
-    assert [role._host.count for role in pool.roles.values()] == [4, 4]
+    assert [role.metrics()["environment_sessions"] for role in pool.roles.values()] == [4, 4]
     client.submit([Open("ninth", {}, 0)])
     assert client.take(0.5) == []
     client.submit([Close("s0")])

@@ -25,6 +25,7 @@ from relax_actors.messages import Prompt
 from relax_actors.training.media_preparer import MediaPreparer
 from tests.support.http_servers import serving
 from tests.support.media_gateway import ALLOW, TOKEN, MediaGateway, media_gateway, picture, sound, user, video
+from tests.support.messages import assert_says
 from tests.support.running import wait_until
 from tests.support.tiny_images import png
 
@@ -143,7 +144,7 @@ def test_media_that_cannot_be_used_are_bad_requests(gateway: MediaGateway, part:
     with pytest.raises(openai.BadRequestError) as refused:
         gateway.openai.chat.completions.create(model="tiny", messages=messages)
     said = refused.value.message
-    assert all(word in said for word in words), said
+    assert_says(said, *words)
     assert "calls-" not in said, "the client knows no files of the store"
     assert wait_until(lambda: not stored(gateway), "removal of the files of a refused request", 20)
 

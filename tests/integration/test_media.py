@@ -26,6 +26,7 @@ from relax_actors.roles.media import MediaRole
 from relax_actors.roles.reward import with_files
 from relax_actors.runtime import Context, Row
 from relax_actors.training.collector import Collector
+from relax_actors.training.media_preparer import MediaPreparer
 from relax_actors.training.row_media import RowMedia
 from tests.support.contexts import context_of
 from tests.support.http_servers import served, serving
@@ -100,7 +101,8 @@ def test_rows_with_one_file_share_its_features_and_reading_gives_them_back(make_
     assert [item.start for item in found.items] == [1, 5]
     assert found.items[0].features.dtype == np.uint8
     np.testing.assert_array_equal(found.items[0].features, found.items[1].features)
-    in_memory = media.role._preparer.features(media.put(pictures(1), RowId(5, 0)).media[0])
+    preparer = MediaPreparer(media.context.config, media.context.table.store)
+    in_memory = preparer.features(media.put(pictures(1), RowId(5, 0)).media[0])
     np.testing.assert_array_equal(found.items[0].features, in_memory[0].array)
 
 

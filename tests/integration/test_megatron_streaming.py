@@ -37,8 +37,8 @@ def trainer_of(make_trainer: MakeTrainer) -> Iterator[Callable[..., Trainer]]:
 
     yield make
     for trainer in made:
-        if isinstance(trainer._engine, TrainerGroup):
-            trainer._engine.close()
+        if isinstance(trainer.engine, TrainerGroup):
+            trainer.engine.close()
 
 
 @pytest.mark.parametrize("aggregate", ["token_mean", "constant"])
@@ -50,12 +50,12 @@ def test_one_rank_starts_before_the_last_row_arrives(
     for index in range(ROWS):
         put_rows(table, 0, [index])
         read_all(table, trainer)
-        computed.append(cast("Any", trainer._engine)._update.micro_batches)
+        computed.append(cast("Any", trainer.engine)._update.micro_batches)
     assert computed == [0, 1, 2, 0]
-    assert trainer._metrics["micro_batches"] == ROWS
-    assert trainer._metrics["early_seconds"] > 0
+    assert trainer.figures["micro_batches"] == ROWS
+    assert trainer.figures["early_seconds"] > 0
     other = trainer_of(*settings, "trainer.stream=false", incarnation=2)
-    assert other._engine.fingerprint() == fingerprint(table, 1)
+    assert other.engine.fingerprint() == fingerprint(table, 1)
 
 
 @pytest.mark.slow
@@ -74,8 +74,8 @@ def test_two_ranks_start_before_the_last_row_arrives(
     for index in range(ROWS):
         put_rows(table, 0, [index])
         read_all(table, trainer)
-        kept.append(len(cast("Any", trainer._engine)._kept))
+        kept.append(len(cast("Any", trainer.engine)._kept))
     assert batches(table) == {0: list(range(ROWS))}
     assert kept == [*expected, 0]
     other = trainer_of(*settings, "trainer.stream=false", incarnation=2)
-    assert other._engine.fingerprint() == fingerprint(table, 1)
+    assert other.engine.fingerprint() == fingerprint(table, 1)

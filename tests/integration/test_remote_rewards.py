@@ -201,7 +201,8 @@ def by_word(material: str) -> str:
 def test_a_judge_grades_each_sample() -> None:
     found, seen = judge(by_word, ["good", "bad"], rubric="politeness")
     assert found == [1.0, 0.2]
-    assert all(body["temperature"] == 0 and "politeness" in body["messages"][1]["content"] for body in seen)
+    assert [body["temperature"] for body in seen] == [0, 0]
+    assert all("politeness" in body["messages"][1]["content"] for body in seen)
 
 
 def test_the_answer_of_the_row_is_shown_in_the_mode_reference() -> None:

@@ -25,6 +25,7 @@ from relax_actors.messages.samples import FinishReason
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.guarded import MakeGuarded
 from tests.support.hostile_text import ATTACKS
+from tests.support.messages import assert_says
 from tests.support.running import TINY, Run, relax, wait_until
 
 RUN = "said"
@@ -164,9 +165,9 @@ def test_collected_rows_and_rows_to_come_are_told_apart(spoken: Spoken) -> None:
     spoken.say(RowId(7, 0), ["late"], [1.0])
     spoken.table.put(SUBJECTS.numbered("checkpoint", 6), Checkpoint(6, "x", "f" * 32, 5))
     collected = spoken.shown("--step", "3", code=1)
-    assert all(words in collected for words in ("step 3", "collected already", "step 5", "trainer.checkpoint_every"))
+    assert_says(collected, "step 3", "collected already", "step 5", "trainer.checkpoint_every")
     later = spoken.shown("--step", "9", code=1)
-    assert all(words in later for words in ("step 9", "has samples yet", "step 7"))
+    assert_says(later, "step 9", "has samples yet", "step 7")
 
 
 DATA = ("eval.data.kind=python", "eval.data.size=4", "eval.data.function=tiny_tasks.make")

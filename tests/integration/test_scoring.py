@@ -86,9 +86,9 @@ def test_step_waits_for_both_columns_and_is_replayed_with_them(
         read_all(table, trainer)
         assert step in batches(table)
         # The newest weights are the weights before the step, so the trainer's own log-probs equal the column.
-        assert (trainer._metrics["kl"] > 1e-4) == (step > 0)
+        assert (trainer.figures["kl"] > 1e-4) == (step > 0)
     other = make_trainer(*BOTH, incarnation=2)
-    assert other._engine.fingerprint() == fingerprint(table, 3)
+    assert other.engine.fingerprint() == fingerprint(table, 3)
 
 
 def test_deterministic_run_scores_one_row_at_a_time(make_scorer: MakeScorer) -> None:
@@ -113,7 +113,7 @@ def test_malformed_row_gets_its_error_and_the_others_are_scored(
 
 
 def train_to(trainer: Trainer, table: Table, last: int, *columns: Role) -> None:
-    for step in range(trainer._version, last):
+    for step in range(trainer.version, last):
         put_step(table, step, version=step)
         for role in columns:
             score(table, role, step)
@@ -181,7 +181,7 @@ def test_version_0_is_collected_without_a_reference_role(make_trainer: MakeTrain
     train_to(trainer, table, 6)
     assert not shard_of(table, 0).exists()
     assert not trainer.context.folder.reference.exists()
-    assert trainer._metrics["kl"] > 0
+    assert trainer.figures["kl"] > 0
 
 
 def test_reference_column_is_plain_data_for_any_role(

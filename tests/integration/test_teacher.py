@@ -91,11 +91,11 @@ def test_step_waits_for_the_teacher_and_replays_it(
         assert (first.top_ids is None) == ("algorithm.distil.top_k=4" not in settings)
         read_all(table, trainer)
         assert step in batches(table)
-    assert trainer._metrics["teacher_kl"] != 0
-    assert ("distil" in trainer._metrics) == ("algorithm.distil.place=loss" in settings)
+    assert trainer.figures["teacher_kl"] != 0
+    assert ("distil" in trainer.figures) == ("algorithm.distil.place=loss" in settings)
     replayed = make_trainer("roles.teacher.replicas=1", *settings, incarnation=2)
-    assert replayed._engine.fingerprint() == fingerprint(table, 2)
-    assert undistilled._engine.fingerprint() != fingerprint(table, 2)
+    assert replayed.engine.fingerprint() == fingerprint(table, 2)
+    assert undistilled.engine.fingerprint() != fingerprint(table, 2)
 
 
 def test_frozen_teacher_scores_with_its_own_weights(make_teacher: MakeTeacher, table: Table, tmp_path: Path) -> None:

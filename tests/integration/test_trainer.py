@@ -76,7 +76,7 @@ def test_policy_correct_trains_too_old_rows_with_the_correction(make_trainer: Ma
     read_all(table, trainer)  # step 2 is due once weights 1 are read
     assert batches(table) == {step: [0, 1, 2, 3] for step in (0, 1, 2)}
     assert table.count_cells(table.subjects.column("dropped")) == 0
-    metrics = trainer._metrics
+    metrics = trainer.figures
     assert (metrics["step"], metrics["staleness"], metrics["stale_rows"]) == (2, 2, ROWS)
     assert 0 < metrics["weight"] <= 2
     assert metrics["abs_delta"] > 0
@@ -110,16 +110,16 @@ def test_mismatch_is_reported_without_a_correction(make_trainer: MakeTrainer, ta
     trainer = make_trainer()
     put_step(table, 0, version=0)
     read_all(table, trainer)
-    assert {"abs_delta", "k3", "ratio", "max_ratio", "ratio_p1", "ratio_p50", "ratio_p99"} <= trainer._metrics.keys()
-    assert trainer._metrics["stale_rows"] == 0
-    assert trainer._metrics["grad_norm"] > 0
+    assert {"abs_delta", "k3", "ratio", "max_ratio", "ratio_p1", "ratio_p50", "ratio_p99"} <= trainer.figures.keys()
+    assert trainer.figures["stale_rows"] == 0
+    assert trainer.figures["grad_norm"] > 0
 
 
 def test_step_reports_the_means_of_reward_components(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer()
     put_step(table, 0, version=0)
     read_all(table, trainer)
-    found = {name: value for name, value in trainer._metrics.items() if name.startswith("reward/")}
+    found = {name: value for name, value in trainer.figures.items() if name.startswith("reward/")}
     assert found == {"reward/answer": 1.0, "reward/style": 0.375}
 
 
@@ -135,10 +135,10 @@ def test_step_waits_for_the_column_of_the_proximal_policy(make_trainer: MakeTrai
         table.put(table.subject(RowId(0, index), "actor_fwd"), trajectory.logprobs + np.float32(0.5))
     read_all(table, trainer)
     assert batches(table) == {0: [0, 1, 2, 3]}
-    assert trainer._metrics["weight"] == pytest.approx(np.exp(0.5), rel=1e-5)
+    assert trainer.figures["weight"] == pytest.approx(np.exp(0.5), rel=1e-5)
     # A new incarnation replays the step with the same column and computes the same weights.
     other = make_trainer(*settings, incarnation=2)
-    assert other._engine.fingerprint() == fingerprint(table, 1)
+    assert other.engine.fingerprint() == fingerprint(table, 1)
 
 
 @pytest.mark.parametrize("wrong", [lambda t: t.logprobs[1:], lambda t: t.logprobs * np.nan, lambda _: {"no": "array"}])
@@ -160,9 +160,9 @@ def test_corrected_step_is_replayed_to_the_same_bits(make_trainer: MakeTrainer, 
     for step in (0, 1):
         put_step(table, step, version=0)
     read_all(table, trainer)
-    assert trainer._metrics["rejected"] > 0
+    assert trainer.figures["rejected"] > 0
     other = make_trainer(*settings, incarnation=2)
-    assert other._engine.fingerprint() == fingerprint(table, 2)
+    assert other.engine.fingerprint() == fingerprint(table, 2)
 
 
 def test_row_sampled_with_other_weights_than_the_published_is_quarantined(
@@ -201,7 +201,7 @@ def test_row_sampled_with_other_weights_than_the_published_is_quarantined(
     read_all(table, trainer)
     assert sorted(batches(table)[1]) == [0, 1, 3, ROWS + 2]
     again = make_trainer("staleness.max=1", incarnation=2)
-    assert again._engine.fingerprint() == fingerprint(table, 2)
+    assert again.engine.fingerprint() == fingerprint(table, 2)
 
 
 def outside_the_vocabulary(trajectory: Trajectory) -> Trajectory:
@@ -251,26 +251,26 @@ def test_step_starts_before_its_last_row_arrives(
     for index in (2, 3, 0, 1):
         put_rows(table, 0, [index])
         read_all(table, trainer)
-        computed.append(len(trainer._engine._trained.measured))
+        computed.append(len(trainer.engine._trained.measured))
     assert batches(table) == {0: order}
     assert computed == [0, 0, 0 if deterministic == "true" else 1, 0]
-    metrics = trainer._metrics
+    metrics = trainer.figures
     assert (metrics["early_seconds"] > 0) == (deterministic == "false")
     assert 0 <= metrics["early_seconds"] < metrics["train_seconds"]
     assert (metrics["micro_batches"], metrics["tokens"]) == (2, ROWS * SAMPLES * TOKENS)
     other = make_trainer(*settings, "trainer.stream=false", incarnation=2)
-    assert other._engine.fingerprint() == fingerprint(table, 1)
+    assert other.engine.fingerprint() == fingerprint(table, 1)
 
 
 def test_step_without_streaming_computes_the_same_weights(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer(TWO_ROWS, "trainer.stream=false")
     for index in range(ROWS):
-        assert not trainer._engine._trained.measured
+        assert not trainer.engine._trained.measured
         put_rows(table, 0, [index])
         read_all(table, trainer)
-    assert trainer._metrics["early_seconds"] == 0
+    assert trainer.figures["early_seconds"] == 0
     other = make_trainer(TWO_ROWS, incarnation=2)
-    assert other._engine.fingerprint() == fingerprint(table, 1)
+    assert other.engine.fingerprint() == fingerprint(table, 1)
 
 
 UPDATES = ("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer", "trainer.learning_rate=1e-2")
@@ -284,7 +284,7 @@ def test_several_updates_of_a_batch_are_those_of_its_minibatches(
     put_step(table, 0, version=0)
     read_all(table, trainer)
     assert batches(table) == {0: [0, 1, 2, 3]}
-    metrics = trainer._metrics
+    metrics = trainer.figures
     assert (metrics["updates"], metrics["tokens"], metrics["early_seconds"]) == (4, 2 * ROWS * SAMPLES * TOKENS, 0)
 
     context = make_context("trainer", *UPDATES, f"algorithm.proximal={proximal}")
@@ -304,7 +304,7 @@ def test_several_updates_of_a_batch_are_those_of_its_minibatches(
 
 def test_killed_trainer_replays_all_updates_of_a_batch(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer(*UPDATES)
-    finished = trainer._engine.step
+    finished = trainer.engine.step
 
     def die_at_third_update(*arguments: Any) -> Any:
         if len(updates) == 2:
@@ -313,15 +313,15 @@ def test_killed_trainer_replays_all_updates_of_a_batch(make_trainer: MakeTrainer
         return updates[-1]
 
     updates: list[Any] = []
-    trainer._engine.step = die_at_third_update  # type: ignore[method-assign]
+    trainer.engine.step = die_at_third_update  # type: ignore[method-assign]
     put_step(table, 0, version=0)
     with pytest.raises(KeyboardInterrupt):
         read_all(table, trainer)
     assert batches(table) == {0: [0, 1, 2, 3]}
     other = make_trainer(*UPDATES, incarnation=2)
-    assert other._metrics["updates"] == 4
+    assert other.figures["updates"] == 4
     third = make_trainer(*UPDATES, incarnation=3)
-    assert third._engine.fingerprint() == other._engine.fingerprint() == fingerprint(table, 1)
+    assert third.engine.fingerprint() == other.engine.fingerprint() == fingerprint(table, 1)
 
 
 def test_engine_that_cannot_score_refuses_several_updates_with_its_own_proximal_policy(
@@ -346,13 +346,13 @@ def test_row_that_ends_after_it_was_computed_on_is_not_trained(make_trainer: Mak
     trainer = make_trainer(TWO_ROWS)
     put_rows(table, 0, [0, 1, 2])
     read_all(table, trainer)
-    assert len(trainer._engine._trained.measured) == 1
+    assert len(trainer.engine._trained.measured) == 1
     table.put(table.subject(RowId(0, 0), "quarantined"), Quarantined("test", 1, "on purpose", ""))
     put_rows(table, 0, [3, ROWS])
     read_all(table, trainer)
     assert batches(table) == {0: [4, 1, 2, 3]}
     other = make_trainer(TWO_ROWS, incarnation=2)
-    assert other._engine.fingerprint() == fingerprint(table, 1)
+    assert other.engine.fingerprint() == fingerprint(table, 1)
 
 
 @pytest.mark.parametrize("file", ["optimizer.safetensors", "reference.safetensors"])
@@ -382,13 +382,13 @@ def test_pending_checkpoint_is_published_after_the_next_step(make_trainer: MakeT
     trainer = make_trainer(*ASYNC_CHECKPOINTS)
     put_step(table, 0, version=0)
     read_all(table, trainer)
-    assert (trainer._version, checkpoints(table)) == (1, [0])
+    assert (trainer.version, checkpoints(table)) == (1, [0])
     # An incarnation that ends here leaves an unpublished folder: the next resumes from the previous checkpoint.
     other = make_trainer(*ASYNC_CHECKPOINTS, incarnation=2)
-    assert other._version == 1
+    assert other.version == 1
     put_step(table, 1, version=1)
     read_all(table, other)
-    assert (other._version, checkpoints(table)) == (2, [0, 1])
+    assert (other.version, checkpoints(table)) == (2, [0, 1])
     put_step(table, 2, version=2)
     read_all(table, other)
     assert checkpoints(table) == [0, 1, 2]
@@ -396,7 +396,7 @@ def test_pending_checkpoint_is_published_after_the_next_step(make_trainer: MakeT
     assert found is not None
     assert found.fingerprint == fingerprint(table, 2)
     third = make_trainer(*ASYNC_CHECKPOINTS, incarnation=3)
-    assert third._engine.fingerprint() == fingerprint(table, 3)
+    assert third.engine.fingerprint() == fingerprint(table, 3)
     folder = third.context.folder.checkpoints
     assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == ["1.2", "2.2"]
 
@@ -414,11 +414,11 @@ def test_full_disk_gives_up_a_pending_checkpoint_and_the_next_is_written_synchro
 
         return finish
 
-    monkeypatch.setattr(trainer._engine, "begin_save", begin_save)
+    monkeypatch.setattr(trainer.engine, "begin_save", begin_save)
     for step in range(2):
         put_step(table, step, version=step)
         read_all(table, trainer)
-    assert (trainer._version, checkpoints(table)) == (2, [0, 2])
+    assert (trainer.version, checkpoints(table)) == (2, [0, 2])
     assert [path.name for path in trainer.context.folder.checkpoints.iterdir() if "1." in path.name[:3]] == []
 
 

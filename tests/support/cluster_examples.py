@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,64 @@ MODELS: dict[str, dict[str, Any]] = {
         "position_id_per_seconds": 13,
     },
 }
+DENSE_VL = {
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 65_536,
+    "vocab_size": 151_936,
+    "rope_parameters": MOE["rope_parameters"],
+}
+MODELS |= {
+    "qwen3_30b_replay": {"model_type": "qwen3_moe"}
+    | {name: value for name, value in MOE.items() if name != "rope_parameters"}
+    | {"norm_topk_prob": True},
+    "qwen3_vl_8b_geometry": {
+        "model_type": "qwen3_vl",
+        "text_config": DENSE_VL,
+        "vision_config": VISION | {"out_hidden_size": 4096},
+    },
+    "qwen2_audio_7b_spoken": {
+        "model_type": "qwen2_audio",
+        "text_config": {
+            "model_type": "qwen2",
+            "hidden_size": 4096,
+            "intermediate_size": 11_008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 8192,
+            "vocab_size": 156_032,
+        },
+        "audio_config": {
+            "model_type": "qwen2_audio_encoder",
+            "num_mel_bins": 128,
+            "encoder_layers": 32,
+            "encoder_attention_heads": 20,
+            "encoder_ffn_dim": 5120,
+            "d_model": 1280,
+            "max_source_positions": 1500,
+        },
+    },
+}
 CHAT = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'text' %}{{ p.text }}{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
+    "{% if p.type == 'text' %}{{ p.text }}{% elif p.type == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>"
+    "{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
     "{% endfor %}{% endif %}#{% endfor %}"
 )
 ROWS: dict[str, list[dict[str, Any]]] = {
     "qwen3_4b_async": [{"prompt": "What is 3 + 4?", "answer": "7"}],
     "qwen3_vl_30b_deepeyes": [{"prompt": "<image>What is to the left?", "answer": "a", "images": ["one.png"]}],
     "qwen3_omni_30b": [{"prompt": "<image>What is it? A) red B) blue", "answer": "A", "images": ["one.png"]}],
+    "qwen3_30b_replay": [{"prompt": "What is 3 + 4?", "answer": "7"}],
+    "qwen3_vl_8b_geometry": [
+        {"prompt": "<image>Find x.\nA. 2\nB. 4", "choices": ["2", "4"], "answer": "B", "images": ["one.png"]}
+    ],
+    "qwen2_audio_7b_spoken": [{"prompt": "<audio>Answer in a few words.", "answer": "7", "audios": ["one.wav"]}],
 }
 TINY: dict[str, Any] = {
     "hidden_size": 32,
@@ -130,6 +180,9 @@ def write_inputs(folder: Path, name: str, *, tiny: bool = False) -> list[str]:
     tokenizer = {"alphabet": ALPHABET, "chat_template": CHAT}
     model = models.config_of(folder, architecture, model={"tokenizer": tokenizer}).model_path
     (folder / "one.png").write_bytes(png_of(np.zeros((64, 64, 3), np.uint8)))
+    with wave.open(str(folder / "one.wav"), "wb") as sound:
+        sound.setparams((1, 2, 16_000, 0, "NONE", ""))
+        sound.writeframes(bytes(32_000))
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS[name] * (16 if tiny else 1)))
     return [f"model.path={model}", f"data.path={data}"]

@@ -166,6 +166,12 @@ class Story:
         """Events of a kind."""
         return [event for event in self.events if event["kind"] == kind]
 
+    def steps(self) -> list[dict[str, Any]]:
+        """Metrics of the trained steps, in order, of which there must be some."""
+        steps = [metric for metric in self.metrics if metric.get("kind") == "step"]
+        assert steps, "no step was trained"
+        return steps
+
     def values(self, kind: str) -> dict[int, Any]:
         """Batches, weights, checkpoints or evaluations by step or version."""
         return {cell.step: value for cell, _, _, value in self.cells if cell.kind == kind}

@@ -72,7 +72,7 @@ def read_all(table: Table, trainer: Trainer) -> None:
     while new := [(c, cell) for c, cell in table.snapshot(follows) if cell.sequence > last]:
         last = new[-1][1].sequence
         trainer.on_cells(new)
-        trainer._publisher.flush()
+        trainer.before_save()
 
 
 def batches(table: Table) -> dict[int, list[int]]:

@@ -367,6 +367,7 @@ def test_findings_come_without_the_resolved_configuration_unless_asked_for() -> 
     done = check("eval.rows=300")
     assert (done.returncode, done.stdout) == (0, "")
     *found, verdict = done.stderr.splitlines()
+    assert found
     assert all(line.startswith(("note: ", "algorithm: ", "  ")) for line in found)
     assert verdict == "ok: this configuration can be run"
     resolved = check("--resolved", "rollout.device=gpu")

@@ -61,14 +61,17 @@ def test_a_reward_may_divide_by_what_each_sample_of_a_run_has(tmp_path: Path) ->
     assert found.errors == ()
 
 
-def test_a_reward_is_not_called_without_the_files_of_its_media(tmp_path: Path) -> None:
-    config = load_config(TINY, [f"reward.function={OWN}.raising"])
+@pytest.mark.parametrize(
+    "setting", [f"reward.function={OWN}.raising", f"environment.name={OWN}.Echo"], ids=["reward", "environment"]
+)
+def test_nothing_is_called_without_the_files_of_its_media(tmp_path: Path, setting: str) -> None:
+    config = load_config(TINY, [setting])
     tokens = np.zeros(1, np.int32)
     media = [MediaSource("image", "eval/0/x.raw", xxh3_128="0" * 32, size=300, stored=True)]
     prompt = Prompt("<image>", tokens, "7", {}, seed=0, min_version=0, media=media)
-    (call,) = calls_of(config)
+    call = calls_of(config)[0]
     (note,) = check_call(config, call, tmp_path, {"data": prompt})
-    assert "raising" in note
+    assert setting.rpartition(".")[2] in note
     assert "is not called" in note
 
 

@@ -12,8 +12,10 @@ from relax_actors.config import load_config
 from relax_actors.devices.cluster import simulated_nodes
 from tests.support.cluster_examples import FOLDER, MODELS, write_inputs
 
+SLOW = ("qwen3_vl_8b_geometry", "qwen2_audio_7b_spoken")
 
-@pytest.mark.parametrize("name", MODELS)
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODELS])
 def test_example_fits_on_two_nodes_of_eight(name: str, tmp_path: Path) -> None:
     config = load_config(FOLDER / f"{name}.toml", write_inputs(tmp_path, name))
     nodes = simulated_nodes("2x8x80GiB")

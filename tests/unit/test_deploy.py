@@ -159,6 +159,7 @@ def test_rendered_manifests_match_their_schemas_and_ask_for_the_gpus_of_the_plac
     cores = [pod["containers"][0]["resources"]["requests"]["cpu"] for pod in pods]
     assert cores == ([5, 6] if RANKS[0] in options else [5, 2])
     secrets = {source["secret"]["name"] for pod in pods for source in pod["volumes"][2]["projected"]["sources"]}
+    assert secrets
     assert all(re.fullmatch(r"[a-z0-9-]+", name) and f"name: {name}," in done.stdout for name in secrets)
 
 

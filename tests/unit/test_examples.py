@@ -16,6 +16,7 @@ from relax_actors.algorithms.refusals import refusals
 from relax_actors.checks import examine
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
+from relax_actors.data.prompt_maker import open_data
 from relax_actors.messages import Reward, Trajectory
 from relax_actors.monitoring.diagnosis import Observations
 from relax_actors.monitoring.sinks import LogMessage
@@ -37,6 +38,27 @@ def test_ranked_advantages_depend_on_the_order_of_rewards_only() -> None:
 def test_task_can_be_trained_under_the_preset(name: str) -> None:
     settings = [f"algorithm.name={name}", *PRESETS_OF_THE_TASK[name]]
     assert list(refusals(load_config(EXAMPLES / "algorithms" / "sort_digits.toml", settings))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [
+        *(
+            (name, [""])
+            for name in ("agents/calculator", "agents/pick", "agents/review", "demo/demo", "ppo/ppo", "sft/sft")
+        ),
+        ("lora/lora", ["base", "adapter"]),
+        ("sequence/sequence", ["sft", "dpo", "grpo"]),
+    ],
+)
+def test_training_never_sees_the_held_out_rows(name: str, stages: list[str]) -> None:
+    for stage in stages:
+        config = load_config(EXAMPLES / f"{name}.toml", [f"run.stage={stage}"] if stage else [])
+        assert config.eval is not None
+        trained, held_out = (open_data(section, config.media) for section in (config.data, config.eval.data))
+        prompts = {trained[i].prompt for i in range(len(trained))}
+        assert len(held_out)
+        assert [held_out[i].prompt for i in range(len(held_out)) if held_out[i].prompt in prompts] == []
 
 
 def test_distillation_examples_work_with_the_model_of_the_demo(tmp_path: Path) -> None:

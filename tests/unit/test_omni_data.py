@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relax_actors.envs.media_bytes import png_of
 from tests.support.omni_data import EXAMPLES, needs_speech, omni_module
 
 
@@ -149,6 +150,99 @@ def test_questions_about_sounds_become_rows(tmp_path: Path) -> None:
             "id": "x1",
         }
     ]
+
+
+def test_questions_about_videos_become_rows_with_lettered_choices(tmp_path: Path) -> None:
+    (tmp_path / "NExTVideo" / "1106").mkdir(parents=True)
+    (tmp_path / "NExTVideo" / "1106" / "4010069381.mp4").touch()
+    head = "video,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4"
+    choices = "crawl,"
+    question = "369,640,480,how do the two men play the instrument,{},6,CH,roll the handle,tap,strum,hit,pat"
+    listed = [
+        f"4010069381,{question.format(2)}",
+        f"1,{question.format(2)}",
+        f"4010069381,{question.format(5)}",
+        choices,
+    ]
+    (tmp_path / "val.csv").write_text("\n".join([head, *listed]) + "\n")
+    done = script(
+        "convert.py", "nextqa", tmp_path, "--questions", tmp_path / "val.csv", "--output", tmp_path / "v.jsonl"
+    )
+    assert done.stdout == f"{tmp_path}/v.jsonl: 1 rows, 3 skipped, the first: {tmp_path}/1.mp4 does not exist\n"
+    assert rows_of(tmp_path / "v.jsonl") == [
+        {
+            "prompt": "<video>how do the two men play the instrument\n"
+            "A. roll the handle\nB. tap\nC. strum\nD. hit\nE. pat",
+            "choices": ["roll the handle", "tap", "strum", "hit", "pat"],
+            "answer": "C",
+            "videos": ["NExTVideo/1106/4010069381.mp4"],
+            "id": "4010069381_6",
+        }
+    ]
+
+
+def test_spoken_questions_become_rows(tmp_path: Path) -> None:
+    (tmp_path / "wav").mkdir()
+    (tmp_path / "wav" / "0.wav").touch()
+    lines = [
+        {"audio_filepath": "wav/0.wav", "duration": 2.1, "text": "who wrote Faust", "answer": "Goethe"},
+        {"text": ""},
+    ]
+    (tmp_path / "m.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = script(
+        "convert.py", "spoken", tmp_path, "--questions", tmp_path / "m.json", "--output", tmp_path / "s.jsonl"
+    )
+    assert "1 rows, 1 skipped, the first" in done.stdout
+    (row,) = rows_of(tmp_path / "s.jsonl")
+    assert (row["answer"], row["audios"], row["prompt"][:7]) == ("Goethe", ["wav/0.wav"], "<audio>")
+    assert "Faust" not in row["prompt"]
+
+
+def test_problems_of_parquet_become_rows_once_and_without_instructions(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    text = (
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+        "$Answer (without quotes) where $Answer is the answer to the problem.\n\nFind $x$.\n\nIt is positive.\n\n"
+        'Remember to put your answer on its own line after "Answer:".'
+    )
+    row = {
+        "data_source": "math_dapo",
+        "prompt": [{"content": text, "role": "user"}],
+        "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": "9a9b"},
+    }
+    parquet.write_table(pyarrow.Table.from_pylist([row, row]), tmp_path / "dapo.parquet")
+    done = script("convert.py", "dapo", tmp_path / "dapo.parquet", "--output", tmp_path / "math.jsonl")
+    assert done.stdout == (
+        f"{tmp_path}/math.jsonl: 1 rows, 1 skipped, the first: {tmp_path}/dapo.parquet row 1: a repeated problem\n"
+    )
+    assert rows_of(tmp_path / "math.jsonl") == [
+        {"prompt": "Find $x$.\n\nIt is positive.", "answer": "34", "id": "9a9b"}
+    ]
+
+
+def test_pictures_of_parquet_are_written_beside_the_rows(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    picture = png_of(np.zeros((4, 4, 3), np.uint8))
+    said = [
+        {"role": "system", "content": "Call tools."},
+        {"role": "user", "content": "<image>\nWhich?\nA. red\nB. blue"},
+    ]
+    listed = [
+        {"prompt": said, "images": [{"bytes": picture, "path": None}], "reward_model": {"ground_truth": answer}}
+        for answer in ("B", "the red one", "A.")
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(listed), tmp_path / "vstar.parquet")
+    done = script("convert.py", "deepeyes", tmp_path / "vstar.parquet", "--output", tmp_path / "d.jsonl")
+    assert "2 rows, 1 skipped, the first" in done.stdout
+    assert "'the red one' is no letter" in done.stdout
+    rows = rows_of(tmp_path / "d.jsonl")
+    assert [(row["answer"], row["images"]) for row in rows] == [
+        ("B", ["d-images/0000000-0.png"]),
+        ("A", ["d-images/0000002-0.png"]),
+    ]
+    assert rows[0]["prompt"] == "<image>\nWhich?\nA. red\nB. blue"
+    assert (tmp_path / rows[0]["images"][0]).read_bytes() == picture
 
 
 def test_other_layout_is_refused_with_its_reason(tmp_path: Path) -> None:

@@ -64,4 +64,4 @@ def test_layers_with_a_window_keep_their_own_cache() -> None:
     size = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2}
     assert {type(layer) for layer in reserved_cache(LlamaConfig(**size), 10).layers} == {ReservedLayer}
     windowed = reserved_cache(MistralConfig(**size, sliding_window=4), 10).layers
-    assert all(layer.is_sliding for layer in windowed)
+    assert [layer.is_sliding for layer in windowed] == [True, True]

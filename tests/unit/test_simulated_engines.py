@@ -30,6 +30,7 @@ from relax_actors.simulation.durations import (
     training_seconds,
 )
 from relax_actors.simulation.inference import SimulatedInference
+from tests.support.simulated import Clock
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "simulate"
 DENSE = EXAMPLES / "qwen3_4b_16_h800.toml"
@@ -182,19 +183,6 @@ def test_unverified_weights_generate_nothing(tmp_path: Path) -> None:
         engine.load(0, "other", [path])
     engine.load(0, fingerprint, [path])
     assert engine.version == 0
-
-
-class Clock:
-    """Fake clock that only `sleep` advances."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 def test_finished_rows_leave_and_others_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

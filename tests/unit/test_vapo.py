@@ -95,7 +95,7 @@ def test_step_without_a_correct_sample_imitates_none() -> None:
     row = trajectory([2, 3])
     advantage = Advantage(np.zeros(2, np.float32), 0.0, correct=np.array([False, False]))
     rows = with_auxiliary_terms(StepRows([0], [row], [advantage]), AlgorithmSection(positive_nll=0.1))
-    assert all(sample.imitated is None for sample in rows.samples())
+    assert [sample.imitated for sample in rows.samples()] == [None, None]
 
 
 def test_correct_samples_are_flags() -> None:

@@ -320,11 +320,7 @@ def subtract(group: Group, baseline: Array, *, scale: Scale, epsilon: float) -> 
 
 
 def divisor(totals: Array, scale: Scale, epsilon: float) -> float:
-    """Return what the advantages of a group are divided by; 1 where the scale is not one of the group.
-
-    Raises:
-        ValueError: the scale is "group_mean", and a reward is negative.
-    """
+    """Return what advantages are divided by, 1 unless a scale of the group; raises ValueError for means below 0."""
     match scale:
         case "group_std":
             return float(totals.std(ddof=1) + epsilon) if len(totals) > 1 else 1.0

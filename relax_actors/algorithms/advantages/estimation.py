@@ -47,11 +47,7 @@ def estimator_of(algorithm: AlgorithmSection) -> tuple[Estimator, AdvantageSpec]
 
 
 def needs_greedy(algorithm: AlgorithmSection) -> bool:
-    """Return whether the estimator of a run needs a greedy sample of each prompt.
-
-    Raises:
-        ConfigError: the estimator does not import, or is not a function.
-    """
+    """Return whether the estimator of a run needs a greedy sample of each prompt; raises as `estimator_of`."""
     return "greedy" in estimator_of(algorithm)[1].needs
 
 
@@ -145,11 +141,7 @@ class RowEstimation:
     ) -> Advantage:
         """Compute the advantages of a row; those of its players, if there are any, each as a row of its own.
 
-        Args:
-            reward: rewards of the row.
-            columns: values of `columns`.
-            source: origin of the reward, for errors.
-            kl_coefficient: coefficient of the KL in the reward; None for that of the configuration.
+        `kl_coefficient` is that of the KL in the reward; None for that of the configuration.
 
         Raises:
             RowError: a column does not fit the others, or the estimator refuses the row or returns no finite number for

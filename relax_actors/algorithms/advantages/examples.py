@@ -33,8 +33,8 @@ def try_advantage(config: Config) -> Iterator[str]:
     examples = list(example_groups(sizes, config.reward_components))
     for name, group in examples:
         try:
-            found = call_user_function(function, source, group)
-            check_advantages(np.asarray(found), group, source)
+            advantages = call_user_function(function, source, group)
+            check_advantages(np.asarray(advantages), group, source)
         except (ConfigError, ValueError) as error:
             if not isinstance(error.__cause__, ValueError):
                 msg = f"{error} (tried on a made-up {name})"
@@ -57,9 +57,7 @@ def example_groups(
 ) -> Iterator[tuple[str, Group]]:
     """Yield named groups with all inputs that an estimator can need: ragged, empty, masked, equal, of one sample.
 
-    Args:
-        sizes: samples of the groups, at most 5.
-        components: names of the reward components.
+    `sizes` are the numbers of samples, at most 5 each, and `components` the names of the reward components.
     """
     source = np.random.default_rng(0)
     for n in sizes:

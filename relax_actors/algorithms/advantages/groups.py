@@ -117,11 +117,7 @@ class Group:
 
     @property
     def token_counts(self) -> Array:
-        """Number of tokens of each sample, `[n] int64`.
-
-        Raises:
-            ValueError: the group has no lengths.
-        """
+        """Number of tokens of each sample, `[n] int64`; raises ValueError if the group has no lengths."""
         if self.lengths is None:
             msg = "a group has no lengths, which the estimator reads; declare that it needs 'tokens'"
             raise ValueError(msg)
@@ -143,11 +139,7 @@ class Group:
         return np.zeros(len(self.mask), np.int64) if self.turns is None else self.turns.astype(np.int64)
 
     def input(self, name: str) -> Array:
-        """Return a per-token array.
-
-        Raises:
-            ValueError: the group has none.
-        """
+        """Return a per-token array; raises ValueError if the group has none."""
         array = getattr(self, name)
         if array is None:
             msg = f"a group has no {name}, which the estimator reads; declare that it needs {name!r}"
@@ -160,12 +152,7 @@ class Group:
         return np.repeat(values, self.token_counts)
 
     def select(self, samples: Sequence[int], *, greedy_reward: float | None = None) -> Group:
-        """Return a group of some of the samples, in the given order.
-
-        Args:
-            samples: their indices.
-            greedy_reward: reward of the greedy sample; None to keep it.
-        """
+        """Return a group of some samples, by their indices; None keeps the reward of the greedy sample."""
         index = np.asarray(samples)
         tokens: Array | None = None
         if self.lengths is not None:
@@ -185,11 +172,7 @@ class Group:
 
 
 def check_advantages(advantages: Array, group: Group, source: str) -> None:
-    """Check what an estimator returned for a group.
-
-    Raises:
-        ValueError: it is not one finite number for each sample or each token.
-    """
+    """Raise ValueError unless an estimator returned one finite number for each sample or token of a group."""
     total = None if group.lengths is None else int(group.lengths.sum())
     if advantages.ndim != 1 or advantages.dtype.kind not in "fiu" or len(advantages) not in (group.n, total):
         tokens = "" if total is None else f" or [{total}], one per token"

@@ -22,9 +22,9 @@ def main() -> int:
     cases = read.get("cases") if isinstance(read, dict) else read
     if not isinstance(cases, list):
         return _refuse(path, "the file holds no list of cases")
-    found = evaluate(cases)
-    sys.stdout.write(json.dumps(found, indent=1) + "\n")
-    return 1 if any("error" in result for result in found) else 0
+    results = evaluate(cases)
+    sys.stdout.write(json.dumps(results, indent=1) + "\n")
+    return 1 if any("error" in result for result in results) else 0
 
 
 def _refuse(path: str, why: str) -> int:

@@ -16,13 +16,9 @@ def check_name(name: str, known: Collection[str]) -> None:
 def check_settings(
     function: str, settings: Mapping[str, Any], read: Collection[str], remedies: Mapping[str, str] | None = None
 ) -> None:
-    """Raise ValueError unless the function reads every setting.
+    """Raise ValueError unless the function, a kind and name of a case, reads every setting.
 
-    Args:
-        function: kind and name of the case, for errors.
-        settings: of the case.
-        read: names of the settings that the function reads.
-        remedies: what to do in place of other settings, by name; they are to be removed if it is not known.
+    `remedies` say what to do in place of other settings, by name; they are to be removed if it is not known.
     """
     for name in settings:
         if name not in read:
@@ -32,11 +28,7 @@ def check_settings(
 
 
 def number(settings: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """Return a setting that no section of the configuration has.
-
-    Raises:
-        TypeError: it is no number.
-    """
+    """Return a setting that no section of the configuration has; raises TypeError if it is no number."""
     value = settings.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         msg = f"setting {name} is {value!r}; give a number"
@@ -54,13 +46,7 @@ def whole_number(settings: Mapping[str, Any], name: str, default: int | None = N
 
 
 def check_inputs(function: str, given: Collection[str], read: Collection[str]) -> None:
-    """Raise ValueError unless the function has read every input.
-
-    Args:
-        function: kind and name of the case, for errors.
-        given: names of the inputs.
-        read: names of the inputs that the function has read.
-    """
+    """Raise ValueError unless the function, a kind and name of a case, has read every input."""
     for name in given:
         if name not in read:
             msg = f"{function} does not read the input {name!r}; remove it. It reads: {_listed(read)}"

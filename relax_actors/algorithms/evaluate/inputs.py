@@ -28,14 +28,7 @@ class Evaluation:
 
 
 class Inputs:
-    """Inputs of a case.
-
-    Args:
-        raw: numbers by name, as read from JSON.
-
-    Attributes:
-        read: names that the function of the case has asked for, in this order.
-    """
+    """Inputs of a case: numbers by name, as read from JSON."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw
@@ -53,11 +46,7 @@ class Inputs:
 
     @property
     def lengths(self) -> list[int]:
-        """Number of tokens of each sample.
-
-        Raises:
-            ValueError: no input is given for each token.
-        """
+        """Number of tokens of each sample; raises ValueError if no input is given for each token."""
         if self._lengths is None:
             msg = "no input has one list of numbers for each sample; give at least one input for each token"
             raise ValueError(msg)
@@ -71,34 +60,26 @@ class Inputs:
         """
         if self._lengths is not None:
             return self._lengths
-        found = self.optional("lengths", [1] * samples)
-        if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
+        lengths = self.optional("lengths", [1] * samples)
+        if not isinstance(lengths, list) or not all(type(n) is int and n >= 0 for n in lengths):
             msg = "input 'lengths' must be a list with the number of tokens of each sample"
             raise ValueError(msg)
-        return bounded(found)
+        return bounded(lengths)
 
     def sample(self, name: str) -> Tensor:
-        """Return an input with one number for each sample, `[samples] float64`.
-
-        Raises:
-            ValueError: it is missing or has another form.
-        """
+        """Return an input with a number for each sample, `[samples] float64`; raises ValueError for other forms."""
         return _numbers(self.required(name), name)
 
     def token(self, name: str, *, gradient: bool = False) -> Tensor:
-        """Return an input with one number for each token, `[samples, width] float64`, 0 where there is no token.
-
-        Raises:
-            ValueError: it is missing or has other lengths.
-        """
+        """Return an input of tokens, `[samples, width] float64`, 0 where there is none; raises ValueError."""
         rows = self.required(name)
         if not _is_ragged(rows) or [len(row) for row in rows] != self.lengths:
             msg = f"input {name!r} must have one list of numbers for each sample, of lengths {self.lengths}"
             raise ValueError(msg)
-        found = torch.zeros(len(rows), max([1, *self.lengths]), dtype=torch.float64)
+        padded = torch.zeros(len(rows), max([1, *self.lengths]), dtype=torch.float64)
         for i, row in enumerate(rows):
-            found[i, : len(row)] = _numbers(row, f"{name}[{i}]")
-        return found.requires_grad_(gradient)
+            padded[i, : len(row)] = _numbers(row, f"{name}[{i}]")
+        return padded.requires_grad_(gradient)
 
     def sample_or_token(self, name: str) -> Tensor:
         """Return an input with one number for each sample or each token, `[samples, width] float64`."""
@@ -123,22 +104,18 @@ class Inputs:
             msg = f"input {name!r} must have one list for each token of the samples, of lengths {lengths}"
             raise ValueError(msg)
         size = len(next((token for row in rows for token in row), [0]))
-        found = torch.zeros(len(rows), max([1, *lengths]), size, dtype=torch.float64)
+        padded = torch.zeros(len(rows), max([1, *lengths]), size, dtype=torch.float64)
         for i, row in enumerate(rows):
             for t, token in enumerate(row):
                 numbers = _numbers(token, f"{name}[{i}][{t}]")
                 if len(numbers) != size:
                     msg = f"input {name}[{i}][{t}] has {len(numbers)} numbers, the first token has {size}; give as many"
                     raise ValueError(msg)
-                found[i, t] = numbers
-        return found.requires_grad_(gradient)
+                padded[i, t] = numbers
+        return padded.requires_grad_(gradient)
 
     def groups(self, samples: int) -> list[list[int]]:
-        """Return the samples of each group of the input `groups`, in the order of their first samples; or all.
-
-        Raises:
-            ValueError: there is no id for each sample.
-        """
+        """Return the samples of each group, or all as one, in order; raises ValueError if a sample has no id."""
         ids = self.optional("groups") or [0] * samples
         if len(ids) != samples:
             msg = f"groups has {len(ids)} ids for {samples} samples; give one for each"
@@ -156,11 +133,7 @@ class Inputs:
         return present if given is None else present & (given != 0)
 
     def required(self, name: str) -> Any:
-        """Return an input as it was given.
-
-        Raises:
-            ValueError: it is missing.
-        """
+        """Return an input as it was given; raises ValueError if it is missing."""
         self.read[name] = None
         if name not in self.raw:
             msg = f"input {name!r} is missing; given: {', '.join(self.raw) or 'none'}"
@@ -169,11 +142,7 @@ class Inputs:
 
 
 def bounded(lengths: list[int]) -> list[int]:
-    """Return the lengths of samples if they fit in padded tensors.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Return the lengths of samples if they fit in padded tensors; raises ValueError if they do not."""
     longest = max(lengths, default=0)
     if len(lengths) * longest > MAX_CELLS:
         msg = (
@@ -187,9 +156,7 @@ def bounded(lengths: list[int]) -> list[int]:
 def as_json(value: float | Tensor | list[Any], lengths: Sequence[int]) -> Any:
     """Return an output as plain data; a tensor `[samples, width, ...]` as ragged lists, nan and inf as text.
 
-    Args:
-        value: the output.
-        lengths: number of tokens of each sample; empty if there are no tokens.
+    `lengths` are the numbers of tokens of the samples; empty if there are no tokens.
     """
     if isinstance(value, Tensor):
         rows = value.detach().double() if value.is_floating_point() else value.detach().long()

@@ -30,11 +30,7 @@ Evaluator = Callable[[str, Mapping[str, Any], Inputs], Evaluation]
 
 
 def evaluate(cases: Sequence[Any]) -> list[dict[str, Any]]:
-    """Evaluate cases; a case that fails has an `error` instead of outputs.
-
-    Args:
-        cases: objects with `kind`, `name`, `settings` and `inputs`.
-    """
+    """Evaluate cases with `kind`, `name`, `settings` and `inputs`; one that fails has an `error`, no outputs."""
     return [_evaluate(case) for case in cases]
 
 

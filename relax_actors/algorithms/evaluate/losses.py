@@ -103,11 +103,7 @@ def aggregation(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalu
 
 
 def aggregated(per_token: Tensor, inputs: Inputs, algorithm: AlgorithmSection) -> Tensor:
-    """Return the loss of a step of all samples.
-
-    Raises:
-        ValueError: the aggregation is "constant", and there is no length.
-    """
+    """Return the loss of a step; raises ValueError if the aggregation is "constant", without a length."""
     mask = inputs.mask
     samples, tokens = float((mask.sum(-1) > 0).sum()), float(mask.sum())
     normaliser, counts = tokens if algorithm.aggregate == "token_mean" else samples, mask.sum(-1)

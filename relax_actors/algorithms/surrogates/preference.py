@@ -212,8 +212,8 @@ def _matched(inputs: PolicyInputs) -> dict[str, Tensor]:
     def at_rank(numbers: Tensor, of: Tensor) -> Tensor:
         """Return the number at the rank that each pair has by the numbers `of`."""
         rank = of.argsort(stable=True).argsort(stable=True)
-        found = numbers.sort().values[rank][places]
-        return found.to(inputs.logprobs.dtype).unsqueeze(-1)
+        chosen = numbers.sort().values[rank][places]
+        return chosen.to(inputs.logprobs.dtype).unsqueeze(-1)
 
     return {
         "matched_reference": at_rank(reference, own),

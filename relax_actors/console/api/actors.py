@@ -147,9 +147,9 @@ def _actor(
 
 async def _figures(run: ConsoleRun, names: list[str]) -> dict[str, dict[str, float]]:
     """Return the newest figures of actors by name."""
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     for name, message in (await run.last_metrics(names)).items():
         with suppress(ValueError, AttributeError, TypeError):
             body = json.loads(message.data)
-            found[name] = {key: float(body[key]) for key in FIGURES if isinstance(body.get(key), int | float)}
-    return found
+            figures[name] = {key: float(body[key]) for key in FIGURES if isinstance(body.get(key), int | float)}
+    return figures

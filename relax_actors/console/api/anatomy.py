@@ -96,14 +96,14 @@ async def _rows(connection: Connection, run: ConsoleRun, step: int) -> list[RowC
     """Return the rows of a step that the table or the record has, in order."""
     cells = await run.rows.step(connection, "group", step)
     names = set(cells) | set([] if run.rows.record is None else run.rows.record.rows("group", step))
-    found = []
+    rows = []
     for row in sorted(names):
         parts = cells.get(row, [])
         if any(cell.field in ("prompt", "trajectory") for cell in parts):
-            found.append(RowCells(row, parts, run.rows.resolver()))
+            rows.append(RowCells(row, parts, run.rows.resolver()))
         elif (kept := await run.rows.row(connection, row)) is not None:
-            found.append(kept)
-    return found
+            rows.append(kept)
+    return rows
 
 
 async def _stored(connection: Connection, run: ConsoleRun, step: int) -> float:

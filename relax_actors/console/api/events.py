@@ -19,9 +19,9 @@ async def answer(query: Query) -> Events:
     """Return events; parameters `kind` and `sender` filter them, and `last` bounds their number."""
     picture = await query.run.refresh()
     kind, sender = query.text("kind"), query.text("sender")
-    found = [
+    events = [
         event
         for event in reversed(picture.events)
         if kind in ("", event.kind) and sender in ("", event.sender, event.sender.rpartition(".")[0])
     ]
-    return Events(found[: query.number("last", 200, most=2000)])
+    return Events(events[: query.number("last", 200, most=2000)])

@@ -58,11 +58,11 @@ async def answer(query: Query) -> Response:
 def _sources(cells: RowCells) -> Iterator[MediaSource]:
     for field, expected in (("prompt", Prompt), ("trajectory", Trajectory)):
         with suppress(CodecError, StoreError, ValueError):
-            found: Any = cells.read(field, expected)
-            if isinstance(found, Prompt):
-                yield from found.media
-            elif isinstance(found, Trajectory):
-                yield from (source for each in found.observed for seen in each for source in seen.sources)
+            cell: Any = cells.read(field, expected)
+            if isinstance(cell, Prompt):
+                yield from cell.media
+            elif isinstance(cell, Trajectory):
+                yield from (source for each in cell.observed for seen in each for source in seen.sources)
 
 
 def _read(run: ConsoleRun, source: MediaSource) -> bytes:
@@ -85,8 +85,8 @@ def _read(run: ConsoleRun, source: MediaSource) -> bytes:
     except OSError as error:
         msg = f"the file of {source.kind} {source.digest} is not on this machine, or was collected with its row"
         raise RequestError(404, msg, "lost_medium") from error
-    found = xxhash.xxh3_128_hexdigest(data) if source.xxh3_128 else hashlib.sha256(data).hexdigest()
-    if found != source.digest:
+    digest = xxhash.xxh3_128_hexdigest(data) if source.xxh3_128 else hashlib.sha256(data).hexdigest()
+    if digest != source.digest:
         msg = f"the file of {source.kind} {source.digest} has changed since the row was made"
         raise RequestError(409, msg, "changed_medium")
     return data

@@ -54,11 +54,7 @@ async def answer(query: Query) -> RowAnswer:
 
 
 async def row_of(query: Query) -> tuple[RowId, RowCells]:
-    """Return the row that a request names.
-
-    Raises:
-        RequestError: there is no such row, or neither the table nor the record has it.
-    """
+    """Return the row that a request names; raises RequestError if neither the table nor the record has it."""
     try:
         row = parse_row(query.text("row"))
     except SubjectError as error:

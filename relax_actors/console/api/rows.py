@@ -87,29 +87,31 @@ async def _rows(
     record = reader.record
     kept = set() if record is None else set(record.rows("group", step))
     cells = await reader.step(connection, "group", step)
-    found = None if record is None else record.step(step)
+    step_record = None if record is None else record.step(step)
     batch = picture.ledger.batches.get(step)
     # Of a step that the table still has, it knows most: a row may have ended after the step was recorded.
-    if any("prompt" in {cell.field for cell in parts} for parts in cells.values()) or found is None:
+    if any("prompt" in {cell.field for cell in parts} for parts in cells.values()) or step_record is None:
         by_index = {row.index: {cell.field: cell for cell in parts} for row, parts in cells.items()}
         groups = groups_of(step, by_index, None if batch is None else batch.rows, reader.resolver())
         facts = {} if batch is None else {"reward": batch.reward, "staleness": batch.staleness, "tokens": batch.tokens}
-        found = StepRecord(step, groups, facts)
+        step_record = StepRecord(step, groups, facts)
     requeued = {row for row, parts in cells.items() if any(cell.field == "requeued" for cell in parts)}
-    problem = "" if found.groups and not _is_gone(found, cells, kept) else _problem(picture, step, found)
+    problem = (
+        "" if step_record.groups and not _is_gone(step_record, cells, kept) else _problem(picture, step, step_record)
+    )
     rows = []
-    for group in found.groups:
+    for group in step_record.groups:
         row = RowId(step, group.index)
         rows.append(_shown(group, row, picture, in_table=row in cells, is_kept=row in kept, requeued=row in requeued))
-    return RowsAnswer(step, newest, found.batch, problem, rows)
+    return RowsAnswer(step, newest, step_record.batch, problem, rows)
 
 
-def _is_gone(found: StepRecord, cells: object, kept: set[RowId]) -> bool:
-    return found.collected and not cells and not kept
+def _is_gone(step_record: StepRecord, cells: object, kept: set[RowId]) -> bool:
+    return step_record.collected and not cells and not kept
 
 
-def _problem(picture: Picture, step: int, found: StepRecord) -> str:
-    if found.collected:
+def _problem(picture: Picture, step: int, step_record: StepRecord) -> str:
+    if step_record.collected:
         return "A checkpoint removed the rows of this step before the record could keep them."
     if step in picture.ledger.batches:
         return "The rows of this step are collected, and the run has no record of it; see [record]."

@@ -21,12 +21,6 @@ _SHARED_GATE = "shared_expert_gate"
 def check_adapter(config: Config, layout: Layout, model: Path, role: str) -> None:
     """Refuse an adapter that a layout of Megatron-Core cannot train.
 
-    Args:
-        config: configuration of the run.
-        layout: layout of the ranks.
-        model: folder of the base.
-        role: section of the engine, for errors.
-
     Raises:
         ConfigError: the model has towers, a target or a module is only a part of what Megatron-Core has, or dropped
             inputs could not be dropped again.

@@ -49,12 +49,7 @@ class LayerParts:
         return self.weight.shapes[0][1]
 
     def joined(self, parts: Sequence[Tensor], shards: int = 1) -> Tensor:
-        """Join outputs of the parts, `[..., out]` each, in the order of the layer.
-
-        Args:
-            parts: outputs of all parts on this rank.
-            shards: tensor-parallel ranks that share the outputs.
-        """
+        """Join outputs of the parts, `[..., out]` each, in the order of the layer; `shards` ranks share them."""
         if self.weight.form != "groups":
             return torch.cat(tuple(parts), -1)
         groups = self.groups // shards
@@ -62,26 +57,22 @@ class LayerParts:
 
 
 def layers_with_parts(conversion: Conversion, modules: AdapterModules) -> list[LayerParts]:
-    """Return the linear layers of a whole model that have adapters.
-
-    Raises:
-        ConfigError: a target is no linear layer of megatron-core.
-    """
-    left, found = set(modules.targets), []
+    """Return the linear layers of a whole model that have adapters; raises ConfigError for others."""
+    left, layers = set(modules.targets), []
     for weight in conversion.weights:
         names = [name.removesuffix(_WEIGHT) for name in weight.names]
         if weight.form in ("same", "stacked", "groups") and weight.keys[0].endswith(_WEIGHT):
             targets = tuple(name for name in names if name in left)
             left -= set(targets)
             if targets:
-                found.append(LayerParts(weight.keys[0], weight, targets, conversion.architecture.query_groups))
+                layers.append(LayerParts(weight.keys[0], weight, targets, conversion.architecture.query_groups))
     if left:
         msg = (
             f'lora.targets with trainer.backend = "megatron": {min(left)} is no linear layer of Megatron-Core, which '
             'computes it in another way; name the other layers in lora.targets, or set trainer.backend = "torch"'
         )
         raise ConfigError(msg)
-    return found
+    return layers
 
 
 def adapter_weights(conversion: Conversion, layers: Sequence[LayerParts], modules: AdapterModules) -> list[Weight]:
@@ -90,13 +81,13 @@ def adapter_weights(conversion: Conversion, layers: Sequence[LayerParts], module
     Raises:
         ConfigError: a module that is trained as a whole is part of a parameter.
     """
-    rank, found = modules.form.rank, [Weight((mark,), (mark,), ((size,),)) for mark, size in MARK_BYTES.items()]
+    rank, weights = modules.form.rank, [Weight((mark,), (mark,), ((size,),)) for mark, size in MARK_BYTES.items()]
     for layer in layers:
         for name, outputs in layer.parts:
             if name in layer.targets:
                 down, up = (adapter_key(layer.key, name, end) for end in (ADAPTER_DOWN, ADAPTER_UP))
-                found.append(Weight((down,), (name + DOWN,), ((rank, layer.inputs),)))
-                found.append(Weight((up,), (name + UP,), ((outputs, rank),)))
+                weights.append(Weight((down,), (name + DOWN,), ((rank, layer.inputs),)))
+                weights.append(Weight((up,), (name + UP,), ((outputs, rank),)))
     prefixes = tuple(f"{name}." for name in modules.saved)
     for weight in conversion.weights if prefixes else ():
         whole = [name for name in weight.names if name.startswith(prefixes)]
@@ -108,5 +99,5 @@ def adapter_weights(conversion: Conversion, layers: Sequence[LayerParts], module
             )
             raise ConfigError(msg)
         if whole:
-            found.append(weight)
-    return found
+            weights.append(weight)
+    return weights

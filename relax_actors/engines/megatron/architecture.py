@@ -18,11 +18,7 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
 def architecture_of(folder: Path) -> Architecture:
-    """Read the architecture of a model folder.
-
-    Raises:
-        ConfigError: transformers cannot read config.json, or megatron-core would compute a different model.
-    """
+    """Read a model folder's architecture; raises ConfigError if megatron-core would compute another model."""
     from transformers import AutoConfig  # noqa: PLC0415 `relax check` does not import torch
 
     try:
@@ -80,11 +76,7 @@ def deepstack_indexes(body: Mapping[str, Any]) -> list[int]:
 
 
 def check(fields: Mapping[str, Any], setting: str = "trainer.backend") -> None:
-    """Refuse a config.json that megatron-core would compute differently.
-
-    Args:
-        fields: of the decoder; see `decoder_fields`.
-        setting: configuration key that names the backend, for errors.
+    """Refuse a config.json, with these fields of the decoder, that megatron-core would compute differently.
 
     Raises:
         ConfigError: lists every unsupported setting, one a line.

@@ -149,8 +149,8 @@ class MegatronScoringBackend:
 
 
 def _ranks(section: MegatronSection) -> Ranks:
-    found = layout.Layout.of(section)
-    return Ranks(section.ranks, section.remote_ranks, found.data if found.streams else None)
+    shape = layout.Layout.of(section)
+    return Ranks(section.ranks, section.remote_ranks, shape.data if shape.streams else None)
 
 
 def _footprint(config: Config, section: MegatronSection, ranks: int) -> Footprint:
@@ -176,16 +176,16 @@ def _footprint(config: Config, section: MegatronSection, ranks: int) -> Footprin
     )
 
 
-def _check(role: str, found: layout.Layout, model: Path) -> Iterator[str]:
+def _check(role: str, shape: layout.Layout, model: Path) -> Iterator[str]:
     installation.require(role)
     body = _body(model)
     fields = architecture.decoder_fields(body)
     architecture.check(fields, f"{role}.backend")
-    layout.check(found, fields, f"{role}.megatron")
-    layout.check_towers(found, body, f"{role}.megatron")
-    if found.ranks > 1:
-        sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
-        yield f"the {role} has {found.ranks} ranks: {sizes}"
+    layout.check(shape, fields, f"{role}.megatron")
+    layout.check_towers(shape, body, f"{role}.megatron")
+    if shape.ranks > 1:
+        sizes = ", ".join(f"{name} {size}" for name, size in shape.groups().items() if size > 1)
+        yield f"the {role} has {shape.ranks} ranks: {sizes}"
 
 
 def _body(model: Path) -> dict[str, Any]:

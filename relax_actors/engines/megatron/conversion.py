@@ -28,13 +28,7 @@ VALUE_WEIGHT, VALUE_BIAS = "value_head.weight", "value_head.bias"
 
 
 def adapter_key(key: str, name: str, end: str) -> str:
-    """Key of A or B of a part of a linear layer.
-
-    Args:
-        key: key of the layer's weight.
-        name: Hugging Face name of the part.
-        end: `ADAPTER_DOWN` for A, `ADAPTER_UP` for B.
-    """
+    """Key of A (`ADAPTER_DOWN`) or B (`ADAPTER_UP`) of a part, with its Hugging Face name, of a linear layer."""
     return key.removesuffix(".weight") + ADAPTER + name.rpartition(".")[2] + end
 
 
@@ -124,11 +118,7 @@ class Conversion:
         return self._places[key]
 
     def from_hugging_face(self, key: str, source: Mapping[str, Tensor]) -> Tensor:
-        """Whole tensor of a key.
-
-        Raises:
-            ConfigError: `source` lacks a tensor, or a tensor has an unexpected shape.
-        """
+        """Whole tensor of a key; raises ConfigError if `source` lacks it, or it has another shape."""
         weight, number = self._place(key)
         if weight.form == "experts":
             return _expert(weight, number, source)

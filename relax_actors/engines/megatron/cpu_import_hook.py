@@ -191,14 +191,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> bool:
-    """Install the hook if CUDA is not available.
-
-    Returns:
-        Whether megatron-core computes on the CPU.
-
-    Raises:
-        RuntimeError: megatron-core was imported before.
-    """
+    """Install the hook without CUDA, before megatron-core is imported; return whether it computes on the CPU."""
     if torch.cuda.is_available():
         return False
     if _MODULE not in sys.modules:

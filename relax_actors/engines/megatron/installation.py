@@ -10,14 +10,7 @@ REQUIRED_MODULES = ("megatron.core",)
 
 
 def require(section: str = "trainer") -> None:
-    """Raise if Megatron-Core is not installed.
-
-    Args:
-        section: configuration section whose `backend` is "megatron"; named in the error.
-
-    Raises:
-        MissingPackageError: a required module is missing; names the command that installs it.
-    """
+    """Raise MissingPackageError, with the command that installs it, if a section's Megatron-Core is not installed."""
     missing = [name for name in REQUIRED_MODULES if not _is_installed(name)]
     if missing:
         msg = (

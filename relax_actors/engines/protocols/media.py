@@ -75,11 +75,7 @@ class PromptMedia:
 
     @classmethod
     def none(cls, dtype: str) -> PromptMedia:
-        """Return the media of no tokens, which `extended` begins with where a sequence has no prompt of its row.
-
-        Args:
-            dtype: type of the positions of the model's family.
-        """
+        """Return the media of no tokens, which `extended` begins with where a sequence has no prompt of its row."""
         return cls((), np.zeros((3, 0), dtype), 0.0)
 
     @property
@@ -91,18 +87,15 @@ class PromptMedia:
         """Return the positions of a sequence of the prompt and what follows it, `[3, length]`, typed as `positions`."""
         prompt = self.positions[:, :length]
         rest = np.arange(prompt.shape[1], length) + self.position_delta
-        found: Array = np.concatenate([prompt, np.broadcast_to(rest, (3, len(rest)))], axis=1).astype(prompt.dtype)
-        return found
+        positions: Array = np.concatenate([prompt, np.broadcast_to(rest, (3, len(rest)))], axis=1).astype(prompt.dtype)
+        return positions
 
     def extended(self, length: int, positions: Array, items: Iterable[MediaItem]) -> PromptMedia:
-        """Return the media of a sequence that goes on with an observation.
+        """Return the media of a sequence of `length` tokens that goes on with an observation.
 
         The items of this object are reused, so that engines encode a medium once for all sequences that hold it.
-
-        Args:
-            length: tokens of the sequence before the observation.
-            positions: `[3, n]`, rotary positions of the observation's tokens.
-            items: media of the observation; `start` counts from its first token.
+        `positions` `[3, n]` are the rotary positions of the observation's tokens, from which `start` of its `items`
+        counts.
 
         Raises:
             ValueError: the sequence is shorter than its last medium.
@@ -115,12 +108,7 @@ class PromptMedia:
         return PromptMedia((*self.items, *added), whole, _delta(whole))
 
     def behind(self, old: PromptMedia, new: PromptMedia) -> PromptMedia:
-        """Return the media of a sequence whose prompt is replaced.
-
-        Args:
-            old: media of the prompt that the sequence begins with.
-            new: media of the prompt in place of it.
-        """
+        """Return the media of a sequence whose prompt, with the media `old`, is replaced by one with those of `new`."""
         before, after = old.positions.shape[1], new.positions.shape[1]
         if self is old or self.positions.shape[1] == before:
             return new
@@ -151,8 +139,8 @@ def _delta(positions: Array) -> float:
 
 def media_of(sequences: Iterable[PromptMedia | None]) -> list[PromptMedia]:
     """Return the distinct objects with media of some sequences, in order of their first sequence."""
-    found = {id(media): media for media in sequences if media is not None and media.items}
-    return list(found.values())
+    by_id = {id(media): media for media in sequences if media is not None and media.items}
+    return list(by_id.values())
 
 
 def placeholders_of(sequences: Iterable[PromptMedia]) -> int:

@@ -141,17 +141,13 @@ class TrainSample:
         return self.trained / self.sample_tokens if self.sample_tokens else 1.0
 
     def masked(self, name: str) -> Array:
-        """Return the values of a per-token array where `loss_mask` is true, `[trained]` or `[trained, k]`.
-
-        Raises:
-            ValueError: the array is None.
-        """
+        """Return a per-token array where `loss_mask` is true, `[trained]` or `[trained, k]`; raises ValueError."""
         array = getattr(self, name)
         if array is None:
             msg = f"a sequence has no {name}, which the algorithm reads; add the role that writes them"
             raise ValueError(msg)
-        found: Array = array[self.loss_mask]
-        return found
+        values: Array = array[self.loss_mask]
+        return values
 
     def with_advantages(self, advantages: Array) -> TrainSample:
         """Return a copy with other advantages, `[len] float32`."""
@@ -255,11 +251,11 @@ def _share_prefixes(
 
 def _experts(sample: TrainSample, shape: tuple[int, ...]) -> Array:
     """Return the recorded experts of each token, `[inputs, layers * experts_per_token] int32`, -1 where none are."""
-    found = np.full((sample.inputs, *shape), MISSING, np.int32)
+    padded = np.full((sample.inputs, *shape), MISSING, np.int32)
     if sample.routed_experts is not None:
         known = sample.routed_experts[: sample.inputs]
-        found[: len(known)] = known
-    return found.reshape(sample.inputs, -1)
+        padded[: len(known)] = known
+    return padded.reshape(sample.inputs, -1)
 
 
 def _positions(sample: TrainSample, number: Mapping[int, int]) -> tuple[Array, Array]:

@@ -61,12 +61,9 @@ class TeacherEngine(Protocol):
     """Scores with the weights of a teacher."""
 
     def score_top(self, samples: Sequence[TrainSample], top_k: int, progress: Callable[[], None]) -> Sequence[Scores]:
-        """Compute log-probs of each sequence and of the `top_k` most likely tokens at each trained token.
+        """Compute log-probs of each sequence and of the `top_k` most likely tokens, if not 0, at each trained token.
 
-        Args:
-            samples: the sequences.
-            top_k: number of tokens; 0 for none.
-            progress: called after every micro-batch or request.
+        `progress` is called after every micro-batch or request.
 
         Raises:
             StoreError: no weights are loaded.

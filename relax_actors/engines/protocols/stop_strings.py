@@ -15,10 +15,6 @@ class StopStrings:
     The text is that of the sampled tokens alone, as UTF-8 with special tokens spelled out. A string may begin and end
     within a token. The state of a sample is one number, which depends on its tokens only: an automaton (Aho and
     Corasick, 1975) over bytes, whose steps over whole tokens are computed once. For one thread.
-
-    Args:
-        strings: not empty.
-        token_bytes: returns the bytes of a token id.
     """
 
     def __init__(self, strings: Sequence[str], token_bytes: Callable[[int], bytes]) -> None:
@@ -30,19 +26,19 @@ class StopStrings:
         """Return the state after another token, and whether a string ends in this token."""
         step = self._steps.get((state, token))
         if step is None:
-            after, found = state, False
+            after, has_ended = state, False
             for byte in self._token_bytes(token):
                 after = self._next[after].get(byte, START)
-                found = found or self._ends[after]
-            step = self._steps[state, token] = after, found
+                has_ended = has_ended or self._ends[after]
+            step = self._steps[state, token] = after, has_ended
         return step
 
     def find(self, tokens: Sequence[int]) -> int | None:
         """Return the number of tokens up to the one in which a string first ends; None if there is none."""
         state = START
         for i, token in enumerate(tokens):
-            state, found = self.advance(state, token)
-            if found:
+            state, has_ended = self.advance(state, token)
+            if has_ended:
                 return i + 1
         return None
 

@@ -19,14 +19,7 @@ _gloo_group: Any = None
 
 
 def use_network(address: str) -> None:
-    """Choose the network of this process, before `join`.
-
-    Args:
-        address: address of this machine by which it reaches the other ranks.
-
-    Raises:
-        ConfigError: no interface has the address.
-    """
+    """Choose the network of this process, before `join`, by its own address; raises ConfigError if it has none such."""
     is_loopback, interface = IPv4Address(address).is_loopback, interface_of(address)
     if not interface and not is_loopback:
         msg = (
@@ -42,11 +35,7 @@ def use_network(address: str) -> None:
 
 
 def use_gpu(number: int) -> None:
-    """Choose the GPU of this process, among those that it sees.
-
-    Raises:
-        ConfigError: there are fewer.
-    """
+    """Choose the GPU of this process, among those that it sees; raises ConfigError if there are fewer."""
     if torch.cuda.device_count() <= number:
         msg = f"rank needs GPU {number}, and this process sees {torch.cuda.device_count()} GPUs; lower the ranks"
         raise ConfigError(msg)
@@ -56,11 +45,7 @@ def use_gpu(number: int) -> None:
 def join(rank: int, ranks: int, store: Store, device: torch.device) -> None:
     """Join the other ranks, unless this process has done so; messages among them use gloo on every device.
 
-    Args:
-        rank: number of this process.
-        ranks: number of all of them.
-        store: rendezvous of the ranks.
-        device: device that this rank computes on.
+    `store` is the rendezvous of the ranks.
 
     Raises:
         ConfigError: this process is one of another number of ranks.

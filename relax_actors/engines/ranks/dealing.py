@@ -20,14 +20,10 @@ class Entry:
 
 
 def deal(entries: Sequence[Entry], writers: int) -> list[int]:
-    """Return the rank that writes each entry.
+    """Return the rank, of the first `writers`, that writes each entry of the whole model.
 
     An entry goes to a rank that holds a part of it, if one of them writes, and among these to the one with the least so
     far; large entries are dealt first.
-
-    Args:
-        entries: of the whole model.
-        writers: number of ranks that write, which are the first ones.
     """
     written, owners = [0] * writers, [0] * len(entries)
     for number in sorted(range(len(entries)), key=lambda n: -entries[n].size):

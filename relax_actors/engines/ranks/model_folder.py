@@ -25,21 +25,17 @@ def stored_names(model: PreTrainedModel) -> Convert:
     """Return the conversion of weights to those of model folders, where the names or the fusion of experts differ."""
 
     def convert(tensors: dict[str, Tensor]) -> Mapping[str, Tensor]:
-        found: Mapping[str, Tensor] = revert_weight_conversion(model, tensors)
-        return found
+        converted: Mapping[str, Tensor] = revert_weight_conversion(model, tensors)
+        return converted
 
     return convert
 
 
 def write_model(folder: Path, model: PreTrainedModel, source: WeightSource, dtype: str, convert: Convert) -> None:
-    """Write a folder that transformers loads, each rank its share; collective.
+    """Write a folder, empty or new, that transformers loads, each rank its share; collective.
 
-    Args:
-        folder: empty, or to be made.
-        model: the architecture, on the device "meta".
-        source: the weights.
-        dtype: of the weights.
-        convert: from the weights in memory to those in files, one tensor at a time.
+    The model is the architecture on the device "meta". `convert` makes the weights in files from those in memory, one
+    tensor at a time.
 
     Raises:
         OSError: writing failed; errno is ENOSPC if the disk is full.
@@ -96,11 +92,7 @@ def _write_configuration(folder: Path, model: Any, dtype: str) -> None:
 def write_shared(folder: Path, make: Callable[..., PreTrainedModel], source: WeightSource, dtype: str) -> None:
     """Write a folder of a model as `write_model` does; the names of critics of multimodal models stay.
 
-    Args:
-        folder: empty, or to be made.
-        make: builds the model on a `device`.
-        source: the weights.
-        dtype: of the weights.
+    `make` builds the model on a `device`.
     """
     with torch.device("meta"):
         model = make(device="meta")

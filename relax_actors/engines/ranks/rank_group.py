@@ -27,9 +27,9 @@ from relax_actors.config import Config
 from relax_actors.engines.protocols.backend import Ranks
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
+from relax_actors.engines.ranks.fair_lock import FairLock
 from relax_actors.engines.ranks.rank_wire import wait_for_end
 from relax_actors.engines.ranks.rpc import RankError, pack_samples, unpack_error
-from relax_actors.engines.ranks.turns import Turns
 from relax_actors.engines.ranks.wire import Channel
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_PEER_LOST
 
@@ -105,7 +105,7 @@ class RankGroup:
         self._role, self._parts, self._closing = role, ranks.parts, threading.Event()
         self._on_rank_exit = on_rank_exit or partial(exit_like_rank, role)
         # One call at a time: the publisher's thread writes weights while the trainer's thread computes.
-        self._turns = Turns()
+        self._turn = FairLock()
         # Sequences of the step that the ranks do not have yet, by call of `accumulate`.
         self._kept: list[Sequence[TrainSample]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -216,7 +216,7 @@ class RankGroup:
     def _call_all(self, name: str, *arguments: Any, progress: Callable[[], None] | None = None) -> list[Any]:
         """Call a method on all ranks; returns their results by rank."""
         message = {"call": name, "arguments": arguments}
-        with self._turns:
+        with self._turn:
             for rank, channel in enumerate(self._channels):
                 try:
                     channel.send(message)

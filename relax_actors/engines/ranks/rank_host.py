@@ -54,10 +54,8 @@ def rank_platform() -> str:
 class RankHost:
     """Hosts the ranks of successive groups, one after the other. Methods are called in one thread.
 
-    Args:
-        config: configuration of the run on this node.
-        folder: of this node, from which the rank reads the configuration.
-        on_rank_exit: called in another thread when the rank ended by itself.
+    The rank reads the configuration from the node's `folder`; `on_rank_exit` is called in another thread when the rank
+    ended by itself.
     """
 
     def __init__(self, config: Config, folder: Path, on_rank_exit: OnRankExit) -> None:

@@ -49,9 +49,7 @@ def keep(connection: socket.socket) -> None:
 def wait_for_end(connection: socket.socket, process: int | None = None) -> bool:
     """Wait until the peer is gone or a process has ended; return whether the peer was gone first.
 
-    Args:
-        connection: not read from.
-        process: descriptor of a process, of `os.pidfd_open`.
+    The connection is not read from; `process` is a descriptor of `os.pidfd_open`.
     """
     poll = select.poll()
     poll.register(connection, _LOST)
@@ -61,12 +59,7 @@ def wait_for_end(connection: socket.socket, process: int | None = None) -> bool:
 
 
 def wait_for_exit(process: int, seconds: float) -> None:
-    """Wait for the end of a process, for some seconds at most.
-
-    Args:
-        process: descriptor of `os.pidfd_open`.
-        seconds: how long.
-    """
+    """Wait some seconds at most for the end of a process, by a descriptor of `os.pidfd_open`."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.poll(seconds * 1000)

@@ -42,13 +42,7 @@ class NotJoinedError(RelaxError):
 
 
 class RemoteRanks:
-    """Gathers the ranks that are on other nodes.
-
-    Args:
-        context: of the trainer.
-        first: number of the first of them.
-        count: how many there are.
-    """
+    """Gathers `count` ranks that are on other nodes, from number `first` on."""
 
     def __init__(self, context: Context, first: int, count: int) -> None:
         self._context, self._first, self._count = context, first, count
@@ -123,11 +117,7 @@ class RemoteRanks:
             return None
 
     def _gather(self, hosts: dict[int, str]) -> JoinedRanks:
-        """Invite actors to a new group and wait for their connections.
-
-        Raises:
-            NotJoinedError: one of them did not connect within `JOIN_SECONDS`.
-        """
+        """Invite actors to a new group and wait for their connections; raises NotJoinedError after `JOIN_SECONDS`."""
         host = self._address_for(hosts.values())
         with socket.create_server((host, 0), backlog=128) as listener:
             group, token = secrets.token_hex(8), secrets.token_hex(32)

@@ -14,13 +14,8 @@ def share_out(
 ) -> list[list[int]]:
     """Share sequences out so that the rank with the most work has as little as possible; returns those of each rank.
 
-    Sequences that share work stay together, unless dealing them out one by one leaves less to the busiest rank.
-
-    Args:
-        samples: sequences of a step, or of a part of it.
-        ranks: ranks that train different sequences.
-        share_prefixes: whether a prefix that sequences of a row share is computed once.
-        keeps_rows: whether the sequences of a row stay together in any case, as their loss is one.
+    Sequences that share work, a prefix if `share_prefixes`, stay together, unless dealing them out one by one leaves
+    less to the busiest rank. With `keeps_rows`, those of a row stay together in any case, as their loss is one.
     """
     lengths = input_lengths(samples)
     shared = shared_work(samples, share_prefixes=share_prefixes)

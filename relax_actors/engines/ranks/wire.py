@@ -15,11 +15,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def encode(message: Any) -> bytes:
-    """Encode a message.
-
-    Raises:
-        TypeError: a value is neither plain data nor an array.
-    """
+    """Encode a message; raises TypeError if a value is neither plain data nor an array."""
     data: bytes = msgpack.packb(message, default=_pack, use_bin_type=True)
     return data
 
@@ -36,11 +32,7 @@ class Channel:
         self.connection = connection
 
     def send(self, message: Any) -> None:
-        """Send a message.
-
-        Raises:
-            EOFError: the peer has closed the connection.
-        """
+        """Send a message; raises EOFError if the peer has closed the connection."""
         data = encode(message)
         try:
             self.connection.sendall(_LENGTH.pack(len(data)) + data)
@@ -48,11 +40,7 @@ class Channel:
             raise EOFError(str(error)) from error
 
     def receive(self) -> Any:
-        """Wait for the next message.
-
-        Raises:
-            EOFError: the peer has closed the connection; a partial message is discarded.
-        """
+        """Wait for the next message; raises EOFError if the peer has closed, maybe after a part of a message."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return decode(self._read(length))
 

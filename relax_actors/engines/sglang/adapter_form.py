@@ -26,11 +26,7 @@ MERGE = "set rollout.sglang.merge_adapter = true to serve it added to the weight
 
 
 def adapted_layers(folder: Path, form: AdapterForm) -> list[str]:
-    """Return the full names of the layers of a model folder that an adapter changes.
-
-    Raises:
-        ConfigError: a target matches nothing; see `match_targets`.
-    """
+    """Return the full names of the layers of a model folder that an adapter changes; raises as `match_targets`."""
     shapes = stored_shapes(folder)
     modules = {name.rpartition(".")[0] for name in shapes}
     return match_targets(linear_layers(shapes), modules, form.targets)
@@ -62,16 +58,7 @@ def peft_config(form: AdapterForm, layers: Collection[str]) -> dict[str, Any]:
 
 
 def check_served(form: AdapterForm, folder: Path, *, has_experts: bool) -> None:
-    """Refuse an adapter that a server cannot compute with beside the weights.
-
-    Args:
-        form: form of the adapter.
-        folder: model folder.
-        has_experts: whether the model has experts.
-
-    Raises:
-        ConfigError: names the part of the adapter or of the model.
-    """
+    """Refuse an adapter that a server cannot compute with beside the weights; raises ConfigError, naming the part."""
     if form.saved:
         msg = f"lora.modules_to_save = {list(form.saved)}: SGLang's adapters have no whole modules; {MERGE}"
         raise ConfigError(msg)

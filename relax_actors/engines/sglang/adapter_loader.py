@@ -62,11 +62,7 @@ class AdapterLoader:
         return f"base:{self._base}"
 
     def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
-        """Pickle an adapter.
-
-        Raises:
-            ConfigError: it is an adapter of another base, or has another scale.
-        """
+        """Pickle an adapter; raises ConfigError if it is of another base, or has another scale."""
         check_base(tensors.get(BASE), digest_of(self._base), f"version {staged.version}")
         check_scale(tensors.get(SCALE), self._form.scale, f"version {staged.version}")
         own = {name: tensor for name, tensor in tensors.items() if name not in MARKS}
@@ -76,13 +72,13 @@ class AdapterLoader:
 
     def _zeros(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return an adapter of zeros for all layers that SGLang joins to those of an adapter."""
-        found: dict[str, Tensor] = {}
+        zeros: dict[str, Tensor] = {}
         for layer in (name.removesuffix(DOWN) for name in own if name.endswith(DOWN)):
             for name in siblings(layer):
                 (out, width), like = self._shapes[f"{name}.weight"], own[layer + DOWN]
-                found[name + DOWN] = torch.zeros(self._form.rank, width, dtype=like.dtype)
-                found[name + UP] = torch.zeros(out, self._form.rank, dtype=like.dtype)
-        return found
+                zeros[name + DOWN] = torch.zeros(self._form.rank, width, dtype=like.dtype)
+                zeros[name + UP] = torch.zeros(out, self._form.rank, dtype=like.dtype)
+        return zeros
 
     def serves(self, server: Server, staged: StagedWeights) -> bool:
         """Whether a server has the base and the adapter."""
@@ -91,9 +87,9 @@ class AdapterLoader:
     def load(self, server: Server, staged: StagedWeights) -> None:
         """Load the base, unless the server has it, and then the adapter; the server compares the checksums."""
         if server.identity() != self.base:
-            found = weights.fingerprint_of_files(self._files)
-            if found != self._base:
-                msg = f"{self._folder} holds weights with fingerprint {found}, not those of the base, {self._base}"
+            digest = weights.fingerprint_of_files(self._files)
+            if digest != self._base:
+                msg = f"{self._folder} holds weights with fingerprint {digest}, not those of the base, {self._base}"
                 raise StoreError(msg)
             with nullcontext(self._folder) if server.record.is_own else self._copied() as folder:
                 server.load_files(folder, self.base)

@@ -204,11 +204,7 @@ class SglangBackend(InferenceBackend):
 def _check_model(config: Config, fields: Mapping[str, Any], model_type: str, *, reads_text_only: bool) -> None:
     """Refuse a model that SGLang cannot load or computes otherwise.
 
-    Args:
-        config: configuration of the run.
-        fields: the part of config.json that describes the model of text.
-        model_type: type of the model.
-        reads_text_only: whether it takes no media.
+    `fields` are the part of config.json that describes the model of text.
 
     Raises:
         ConfigError: names the field, or the setting to change.

@@ -25,11 +25,7 @@ CONNECT_SECONDS = 60.0
 
 
 class BroadcastGroup:
-    """The actor's end of a group.
-
-    Raises:
-        EngineError: the server does not join.
-    """
+    """The actor's end of a group; raises EngineError if the server does not join."""
 
     def __init__(self, server: Server, ranks: int) -> None:
         self.instance, self._name = server.record.instance, f"relax-{uuid.uuid4().hex}"
@@ -72,11 +68,7 @@ class BroadcastGroup:
             requested.result()
 
     def send(self, server: Server, tensors: Mapping[str, Tensor], identity: str) -> None:
-        """Broadcast tensors, which the server loads under the name `identity`.
-
-        Raises:
-            EngineError: the server did not load them; ServerGoneError if it does not answer.
-        """
+        """Broadcast tensors, which the server loads as `identity`; raises EngineError or ServerGoneError."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = timedelta(seconds=LOAD_SECONDS)

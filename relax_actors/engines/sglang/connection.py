@@ -68,12 +68,7 @@ class SglangSettings:
 
 
 class ServerConnection:
-    """The server in use, if there is one.
-
-    Args:
-        find: returns the record of the current server; None while there is none.
-        settings: of the engine.
-    """
+    """The server in use, if there is one; `find` returns the record of the current one."""
 
     def __init__(self, find: Callable[[], ServerRecord | None], settings: SglangSettings) -> None:
         self._find, self._settings = find, settings
@@ -92,11 +87,7 @@ class ServerConnection:
         """Number of servers that were lost."""
 
     def call(self, request: Callable[[Server], None]) -> None:
-        """Make a request to the server in use; if it is gone, to the next one.
-
-        Raises:
-            ActorError: no server answers within the patience.
-        """
+        """Make a request to the server in use, or to the next one; raises ActorError if none answers in time."""
         end = time.monotonic() + self._settings.patience
         while True:
             try:
@@ -126,11 +117,7 @@ class ServerConnection:
             settings.progress()
 
     def wait_until_idle(self, server: Server) -> None:
-        """Wait until a server has no requests, which flushes its key-value cache.
-
-        Raises:
-            ServerGoneError: its requests do not end.
-        """
+        """Wait until a server has no requests, which flushes its cache; raises ServerGoneError if they do not end."""
         end = time.monotonic() + self._settings.stall
         while not server.is_idle():
             if time.monotonic() > end:
@@ -140,10 +127,7 @@ class ServerConnection:
             self._settings.progress()
 
     def check_alive(self, last_progress: float) -> None:
-        """Check that the server generates.
-
-        Args:
-            last_progress: time of the last progress, in seconds of `time.monotonic`.
+        """Check that the server generates; `last_progress` is a time of `time.monotonic`.
 
         Raises:
             ServerGoneError: a weight update failed, or no token came for the stall time.

@@ -46,10 +46,7 @@ MAX_LOSSES = 5
 class SglangEngine(GenerateMixin):
     """Generates with one server at a time; implements `InferenceEngine`.
 
-    Args:
-        find: returns the record of the current server; None while there is none.
-        loader: loads weights into servers.
-        settings: see `SglangSettings`.
+    `find` returns the record of the current server, if there is one; `loader` loads weights into servers.
     """
 
     def __init__(self, find: Callable[[], ServerRecord | None], loader: WeightLoader, settings: SglangSettings) -> None:
@@ -211,11 +208,7 @@ class SglangEngine(GenerateMixin):
             server.unload_adapter(name)
 
     def wait_for_server(self) -> None:
-        """Wait for a server, so that an actor without one takes no rows.
-
-        Raises:
-            ActorError: no server is ready within the patience.
-        """
+        """Wait for a server, so that an actor without one takes no rows; raises ActorError if none is ready in time."""
         self._connection.call(lambda _: None)
 
     def stream(
@@ -262,11 +255,7 @@ class SglangEngine(GenerateMixin):
     def _generate(
         self, rows: ActiveRows, progress: Callable[[], None], refresh: Refresh | None, more: MoreRequests
     ) -> Iterator[Done]:
-        """Generate the active rows with the server in use.
-
-        Raises:
-            ServerGoneError: the server is gone or hangs.
-        """
+        """Generate the active rows with the server in use; raises ServerGoneError if it is gone or hangs."""
         connection = self._connection
         streams, run = connection.streams, connection.loop.run_until_complete
         assert streams is not None  # noqa: S101 the server in use has streams

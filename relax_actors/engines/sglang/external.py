@@ -30,12 +30,7 @@ TESTED = "0.5.23"
 
 
 class ExternalServer:
-    """Asks a server what it serves.
-
-    Args:
-        url: address of the server.
-        key: its API key; empty without one.
-    """
+    """Asks a server what it serves."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url = url.rstrip("/")
@@ -59,13 +54,13 @@ class ExternalServer:
             msg = f"the server at {self.url} refuses the key ({answer.status_code}); give its API key with `key`"
             raise ConfigError(msg)
         try:
-            found = answer.json() if answer.status_code == OK else None
+            body_of_answer = answer.json() if answer.status_code == OK else None
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            body_of_answer = None
+        if not isinstance(body_of_answer, dict):
             msg = f"{self.url}{path} is answered with status {answer.status_code}; is it an SGLang server?"
             raise ConfigError(msg)
-        return found
+        return body_of_answer
 
     def close(self) -> None:
         """Close the connections."""
@@ -162,9 +157,9 @@ def _check_tokenizer(server: ExternalServer, model: Path) -> None:
     text = tokenizer.decode(range(PROBE_TOKENS))
     own = tokenizer.encode_any(text, special=False).tolist()
     body = {"prompt": text, "add_special_tokens": False}
-    if (found := server.request("POST", "/tokenize", body).get("tokens")) != own:
+    if (ids := server.request("POST", "/tokenize", body).get("tokens")) != own:
         msg = (
-            f"the server at {server.url} has another tokenizer: it reads {text[:40]!r} as tokens {str(found)[:60]}, "
+            f"the server at {server.url} has another tokenizer: it reads {text[:40]!r} as tokens {str(ids)[:60]}, "
             f"and the run as {str(own)[:60]}; start it with --tokenizer-path {model}"
         )
         raise ConfigError(msg)

@@ -14,11 +14,7 @@ from relax_actors.media.family import Family, family_of
 
 
 def served_family(model: Path) -> Family | None:
-    """Return the family of a model folder; None for a model that reads text only.
-
-    Raises:
-        ConfigError: SGLang does not serve the family.
-    """
+    """Return the family of a model folder, if it takes media; raises ConfigError if SGLang does not serve it."""
     family = family_of(model)
     if family is not None and not family.spec.sglang.architecture:
         known = ", ".join(spec.model_type for spec in FAMILIES.values() if spec.sglang.architecture)
@@ -34,12 +30,8 @@ def prepare_media(model: Path, spec: FamilySpec, *, deterministic: bool) -> Path
     """Point SGLang to the run's models and input processor; return the folder that it is started with.
 
     The folder has all files of the model folder but its weights, which the actor loads, and a config that SGLang
-    understands. It lies in the temporary folder, which is removed with the server.
-
-    Args:
-        model: model folder of the run.
-        spec: its family.
-        deterministic: whether the bits of a row must not depend on the rows before it.
+    understands. It lies in the temporary folder, which is removed with the server. With `deterministic`, the bits of a
+    row do not depend on the rows before it.
     """
     if deterministic:
         # Which media of a row a tower encodes together would depend on those in the cache, and the bits on that.

@@ -50,23 +50,19 @@ class StoredItem:
     padding: int = 0
 
     def read(self) -> NDArray[Any]:
-        """Map the features.
-
-        Raises:
-            ValueError: the file is gone, or was changed.
-        """
+        """Map the features; raises ValueError if the file is gone, or was changed."""
         reference = self.features
         try:
-            found: NDArray[Any] = np.memmap(
+            array: NDArray[Any] = np.memmap(
                 self.path, np.dtype(reference.dtype), "r", reference.offset, tuple(reference.shape)
             )
         except (OSError, ValueError) as error:
             msg = f"features of {self.kind} at {self.path} cannot be read: {error}"
             raise ValueError(msg) from error
-        if xxhash.xxh3_128_hexdigest(found.data) != reference.xxh3_128:
+        if xxhash.xxh3_128_hexdigest(array.data) != reference.xxh3_128:
             msg = f"features of {self.kind} at {self.path} have changed"
             raise ValueError(msg)
-        return found
+        return array
 
 
 def _pack(positions: NDArray[Any]) -> list[str]:
@@ -100,11 +96,7 @@ class StoredMedia:
 
     @classmethod
     def decode(cls, text: str) -> StoredMedia:
-        """Read the string of a request.
-
-        Raises:
-            ValueError: it is not one that `encode` returned.
-        """
+        """Read the string of a request; raises ValueError if it is not one that `encode` returned."""
         if not text.startswith(PREFIX):
             msg = f"{text[:80]!r} is no reference to the media of a run"
             raise ValueError(msg)
@@ -128,23 +120,14 @@ class RequestMedia:
 
 
 class MediaReferences:
-    """Makes the references of requests.
-
-    Args:
-        family: family of the model.
-        store: folder of the run's store.
-    """
+    """Makes the references of requests."""
 
     def __init__(self, family: Family, store: Path) -> None:
         self._family, self._store = family, store
         self._logit_bias = {str(token): BARRED for token in family.barred}
 
     def of(self, tokens: NDArray[Any], media: PromptMedia | None) -> RequestMedia:
-        """Return what the requests of a prompt add.
-
-        Raises:
-            EngineError: the placeholders of the prompt do not fit its media, or its features are not in the store.
-        """
+        """Return what the requests of a prompt add; raises EngineError if its media do not fit, or are lost."""
         if media is None or not media.items:
             return RequestMedia(None, self._logit_bias)
         items = tuple(self._items(tokens, media))

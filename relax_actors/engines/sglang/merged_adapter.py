@@ -16,15 +16,9 @@ from relax_actors.weights.encoder import published_dtype
 
 
 class MergedAdapter:
-    """Adds adapters to a base, which it keeps in host memory.
+    """Adds adapters to a base, which it keeps in host memory; raises StoreError if a file cannot be read.
 
-    Args:
-        folder: model folder of the base, whose tensors have the names of transformers.
-        form: form of the adapters.
-        precision: precision of the base and of the full sets.
-
-    Raises:
-        StoreError: a file of the folder cannot be read.
+    The tensors of the base have the names of transformers; `precision` is that of the base and of the full sets.
     """
 
     def __init__(self, folder: Path, form: AdapterForm, precision: torch.dtype) -> None:
@@ -35,18 +29,14 @@ class MergedAdapter:
     def full_set(self, version: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return all weights of the model with an adapter; each sum is computed in float32 and rounded once.
 
-        Args:
-            version: number of the version, for errors.
-            tensors: published tensors of the adapter.
-
         Raises:
             ConfigError: it is an adapter of another base, or has another scale.
         """
         check_base(tensors.get(BASE), self._digest, f"version {version}")
         check_scale(tensors.get(SCALE), self._form.scale, f"version {version}")
         whole = {name: t for name, t in tensors.items() if name in self._base}
-        found = self._base | whole
+        merged = self._base | whole
         for name in (name.removesuffix(DOWN) for name in tensors if name.endswith(DOWN)):
             weight = self._base[f"{name}.weight"]
-            found[f"{name}.weight"] = merge(weight, tensors[name + DOWN], tensors[name + UP], self._form.scale)
-        return found
+            merged[f"{name}.weight"] = merge(weight, tensors[name + DOWN], tensors[name + UP], self._form.scale)
+        return merged

@@ -28,13 +28,9 @@ GREEDY_TOP_P = 1e-6
 
 
 class PartialSample:
-    """One sample of a request.
+    """One sample of a request, with its number in its group.
 
-    Args:
-        request: prompt and sampling parameters.
-        number: index of the sample in its group.
-        moe: of the model, if its chosen experts are recorded.
-        media: of the prompt; None for a model that reads text only.
+    `moe` is given if chosen experts are recorded, `media` for a model that takes any.
     """
 
     def __init__(
@@ -128,12 +124,9 @@ class PartialSample:
         return self._certain is not None
 
     def add_chunk(self, chunk: Mapping[str, Any], version: int, named: Mapping[str, int]) -> bool:
-        """Add a message of the server; return whether it ends the request.
+        """Add a streamed message, with the tokens since the previous one; return whether it ends the request.
 
-        Args:
-            chunk: streamed message with the tokens since the previous one.
-            version: of the weights in use.
-            named: versions by the names of their weights on the server.
+        `version` is that of the weights in use; `named` has versions by the names of their weights on the server.
 
         Raises:
             EngineError: the server failed, or the message is malformed.
@@ -185,8 +178,8 @@ class PartialSample:
         if strings is None:
             return
         while not self.is_stopped and self._searched < len(self._tokens):
-            self._state, found = strings.advance(self._state, self._tokens[self._searched])
-            self.is_stopped = found and self._searched >= self._request.min_tokens
+            self._state, has_ended = strings.advance(self._state, self._tokens[self._searched])
+            self.is_stopped = has_ended and self._searched >= self._request.min_tokens
             self._searched += 1
         if self.is_stopped:
             self._truncate(self._searched)
@@ -270,24 +263,19 @@ def routed_experts(text: str, tokens: int, moe: MoeFacts) -> NDArray[Any]:
     # SGLang reports all layers, including those without experts.
     shape = tokens, moe.layers + len(moe.without), moe.experts_of_token
     try:
-        found = np.frombuffer(base64.b64decode(text, validate=True), "<i4").reshape(shape)
+        chosen = np.frombuffer(base64.b64decode(text, validate=True), "<i4").reshape(shape)
     except ValueError as error:
         msg = f"a server sent routed experts that are not {list(shape)}: {error}"
         raise EngineError(msg) from error
-    found = np.delete(found, moe.without, 1).astype(np.int16)
-    if why := invalid_reason(found, moe.experts):
+    chosen = np.delete(chosen, moe.without, 1).astype(np.int16)
+    if why := invalid_reason(chosen, moe.experts):
         msg = f"a server sent routed experts that are not valid: {why}"
         raise EngineError(msg)
-    return found
+    return chosen
 
 
 class ActiveRows:
-    """Requests with the samples generated so far.
-
-    Args:
-        moe: of the model, if its chosen experts are recorded.
-        media: makes the references to media of prompts; None for a model that reads text only.
-    """
+    """Requests with the samples generated so far; see `PartialSample`."""
 
     def __init__(self, moe: MoeFacts | None = None, media: MediaReferences | None = None) -> None:
         self._moe, self._media = moe, media

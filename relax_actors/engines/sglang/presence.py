@@ -27,11 +27,7 @@ SCORE_CLASSES = {
 
 
 def require() -> None:
-    """Raise an error if SGLang is not installed.
-
-    Raises:
-        MissingPackageError: SGLang is not installed; names the command that installs it.
-    """
+    """Raise MissingPackageError, with the command that installs it, if SGLang is not installed."""
     missing = [name for name in ("sglang", "sgl_kernel") if find_spec(name) is None]
     if missing:
         msg = f'rollout.backend = "sglang" needs {", ".join(missing)}, which is not installed; run `make sglang`'
@@ -55,12 +51,7 @@ def has_experts(fields: Mapping[str, Any]) -> bool:
 
 
 def serves(class_name: str, package: Path | None = None) -> bool:
-    """Whether SGLang has a model class.
-
-    Args:
-        class_name: name of the class.
-        package: folder of SGLang; that of the installed one by default.
-    """
+    """Whether SGLang, in its folder `package` or as installed, has a model class."""
     if package is None:
         spec = find_spec("sglang")
         if spec is None or not spec.submodule_search_locations:

@@ -19,12 +19,7 @@ from relax_actors.errors import EngineError
 
 
 class SampleLimit:
-    """Limit with additive increase, and multiplicative decrease when samples are retracted.
-
-    Args:
-        most: upper bound and initial value of the limit.
-        step: samples of a row, by which the limit grows.
-    """
+    """Limit from `most` on: it grows by `step`, the samples of a row, and is halved when samples are retracted."""
 
     def __init__(self, most: int, step: int = 1) -> None:
         self._most, self._step, self._without_retraction = most, step, 0
@@ -32,11 +27,8 @@ class SampleLimit:
         """Samples that the server may generate at once; a request alone may have more."""
 
     def finished(self, samples: int, *, retracted: bool) -> None:
-        """Adapt the limit to a finished request.
-
-        Args:
-            samples: number of samples of the request.
-            retracted: whether the server put one of them back into its queue because the cache was full.
+        """Adapt the limit to a finished request, some of whose samples the server may have retracted: its cache was
+        full.
         """
         if retracted:
             self.limit, self._without_retraction = max(1, self.limit // 2), 0

@@ -117,11 +117,8 @@ class Server:
     ) -> None:
         """Load an adapter beside those that the server has; requests that name it may follow at once.
 
-        Args:
-            name: of the adapter.
-            config: contents of its adapter_config.json.
-            payloads: results of `pickled_by_name`, for each rank.
-            checksums: SHA-256 of the bytes of each tensor, which the server compares.
+        `config` are the contents of its adapter_config.json, `payloads` results of `pickled_by_name` for each rank, and
+        `checksums` the SHA-256 of the bytes of each tensor, which the server compares.
         """
         body = {"lora_name": name, "config_dict": config, "serialized_named_tensors": payloads}
         self._ask("POST", "/load_lora_adapter_from_tensors", body | {"expected_checksums": checksums}, LOAD_SECONDS)

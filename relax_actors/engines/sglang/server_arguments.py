@@ -17,15 +17,9 @@ MIN_STREAM_INTERVAL, MAX_STREAM_INTERVAL = 4, 32
 
 
 def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, *, key: str, cuda: bool) -> list[str]:
-    """Return the arguments of `sglang.launch_server`.
+    """Return the arguments of `sglang.launch_server`, which listens on the loopback interface.
 
-    Args:
-        config: of the run.
-        model: model folder to serve.
-        facts: of the run's model.
-        port: to listen on, on the loopback interface.
-        key: that requests must have.
-        cuda: whether the server computes on a GPU.
+    Requests must have the `key`; `cuda` says that the server computes on a GPU.
     """
     rollout, settings = config.rollout, config.rollout.sglang
     dtype = config.trainer.precision if settings.dtype == "auto" else settings.dtype

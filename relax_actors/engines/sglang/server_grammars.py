@@ -24,9 +24,7 @@ _UNMASKED = "relax_unmasked_logits"
 class RunGrammars(BaseGrammarBackend):  # type: ignore[misc]
     """Compiles the grammars of requests, which pass them as `ebnf`.
 
-    Args:
-        folder: model folder of the run.
-        size: of the model's vocabulary, which may be larger than that of the tokenizer.
+    `size` is that of the model's vocabulary, which may be larger than that of the tokenizer.
     """
 
     def __init__(self, folder: Path, size: int) -> None:

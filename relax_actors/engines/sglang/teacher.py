@@ -20,13 +20,8 @@ OK, FIRST_SERVER_ERROR = 200, 500
 class SglangTeacher:
     """Client of a server whose weights do not change; implements `TeacherEngine`.
 
-    The server needs no special options. It computes log-probs of given tokens at temperature 1.
-
-    Args:
-        url: address of the server.
-        key: API key; empty for none.
-        patience: seconds to wait for a server that does not answer.
-        stopping: returns whether to give up waiting.
+    The server needs no special options. It computes log-probs of given tokens at temperature 1. A server that does not
+    answer is waited for `patience` seconds, or until `stopping` returns true.
     """
 
     def __init__(self, url: str, key: str, patience: float, stopping: Callable[[], bool]) -> None:
@@ -55,10 +50,10 @@ class SglangTeacher:
         if len(answers) != len(samples):
             msg = f"the teacher at {self._url} gave {len(answers)} answers for {len(samples)} sequences"
             raise ActorError(msg)
-        found = []
+        scores = []
         for sample, start, answer in zip(samples, starts, answers, strict=True):
-            found.append(self._scores(sample, start, answer["meta_info"], top_k))
-        return found
+            scores.append(self._scores(sample, start, answer["meta_info"], top_k))
+        return scores
 
     def _scores(self, sample: TrainSample, start: int, meta: dict[str, Any], top_k: int) -> Scores:
         """Read the log-probs of a sequence; the first entry is of position `start - 1`, which is not scored."""
@@ -83,11 +78,7 @@ class SglangTeacher:
         return Scores(logprobs, ids, top)
 
     def _generate(self, body: dict[str, Any], progress: Callable[[], None]) -> list[dict[str, Any]]:
-        """Make the request; repeat it while the server does not answer.
-
-        Raises:
-            ActorError: it does not answer within the patience, or refuses the request.
-        """
+        """Make the request, and repeat it within the patience; raises ActorError if that fails."""
         end = time.monotonic() + self._patience
         while True:
             try:
@@ -96,8 +87,8 @@ class SglangTeacher:
                 why = str(error) or type(error).__name__
             else:
                 if answer.status_code == OK:
-                    found: list[dict[str, Any]] = answer.json()
-                    return found
+                    answers: list[dict[str, Any]] = answer.json()
+                    return answers
                 why = f"{answer.status_code}: {answer.text[:500]}"
                 if answer.status_code < FIRST_SERVER_ERROR:
                     msg = f"the teacher at {self._url} refuses the request ({why})"

@@ -76,11 +76,7 @@ class FullSets:
 
 
 class DiskLoader(FullSets):
-    """Writes a file per version, which the server reads; see `WeightLoader`.
-
-    Args:
-        folder: used by this loader alone, visible to the server.
-    """
+    """Writes a file per version, which the server reads, to a folder of its own; see `WeightLoader`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -98,9 +94,9 @@ class DiskLoader(FullSets):
     def load(self, server: Server, staged: StagedWeights) -> None:
         """Verify the file, which may have been written long before, and have the server read it."""
         folder = self._folder_of(staged)
-        found = weights.fingerprint(weights.load([folder / "model.safetensors"]))
-        if found != staged.fingerprint:
-            msg = f"{folder} holds weights with fingerprint {found}, not those of version {staged.version}"
+        fingerprint = weights.fingerprint(weights.load([folder / "model.safetensors"]))
+        if fingerprint != staged.fingerprint:
+            msg = f"{folder} holds weights with fingerprint {fingerprint}, not those of version {staged.version}"
             raise StoreError(msg)
         server.load_files(folder, staged.identity)
 

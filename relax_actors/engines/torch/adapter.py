@@ -88,9 +88,9 @@ class Adapter:
     def _unfreeze(self) -> dict[str, nn.Parameter]:
         """Let the weights of saved modules be trained; return them by name."""
         names = {f"{module}." for module in self.modules.saved}
-        found = {n: p for n, p in self.model.named_parameters() if n.startswith(tuple(names))} if names else {}
+        parameters = {n: p for n, p in self.model.named_parameters() if n.startswith(tuple(names))} if names else {}
         everywhere = [id(p) for _, p in self.model.named_parameters(remove_duplicate=False)]
-        for name, parameter in found.items():
+        for name, parameter in parameters.items():
             if everywhere.count(id(parameter)) > 1:
                 msg = (
                     f"lora.modules_to_save: {name} shares its weights with another module (tie_word_embeddings), "
@@ -98,7 +98,7 @@ class Adapter:
                 )
                 raise ConfigError(msg)
             parameter.requires_grad_()
-        return dict(found)
+        return dict(parameters)
 
     def initialise(self, seed: int) -> None:
         """Read the adapter of the folder to start from, or `draw` it."""
@@ -123,10 +123,10 @@ class Adapter:
         return self._of_slot(POLICY) | self._whole
 
     def _of_slot(self, slot: str) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, layer in self.layers.items():
-            found |= {name + DOWN: layer.of_slot(slot).down, name + UP: layer.of_slot(slot).up}
-        return found
+            tensors |= {name + DOWN: layer.of_slot(slot).down, name + UP: layer.of_slot(slot).up}
+        return tensors
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what is published; see `TrainedWeights`."""
@@ -244,16 +244,7 @@ def digest_of(fingerprint: str) -> Tensor:
 
 
 def check_base(given: Tensor | None, own: Tensor, source: str) -> None:
-    """Check that an adapter belongs to the base of this process.
-
-    Args:
-        given: published tensor `BASE` of the adapter; None if it has none.
-        own: that of the base here.
-        source: origin of the adapter, for errors.
-
-    Raises:
-        ConfigError: it belongs to another base.
-    """
+    """Check that an adapter's published tensor `BASE`, if any, is that of the base here; raises ConfigError if not."""
     if given is None or not torch.equal(given.float(), own):
         msg = (
             f"the adapter of {source} belongs to the base with fingerprint {'none' if given is None else _hex(given)}, "
@@ -268,16 +259,7 @@ def scale_mark(scale: float) -> Tensor:
 
 
 def check_scale(given: Tensor | None, own: float, source: str) -> None:
-    """Check that an adapter was trained with the scale of this process.
-
-    Args:
-        given: published tensor `SCALE` of the adapter; None if it has none.
-        own: scale of the adapter here.
-        source: origin of the adapter, for errors.
-
-    Raises:
-        ConfigError: it was trained with another scale.
-    """
+    """Check that an adapter's published tensor `SCALE`, if any, is the scale here; raises ConfigError if not."""
     if given is None or not torch.equal(given.float().cpu(), scale_mark(own)):
         theirs = "none" if given is None else f"{struct.unpack('<d', bytes(map(int, given.tolist())))[0]:g}"
         msg = (
@@ -301,13 +283,8 @@ def run_adapter(
 ) -> Adapter:
     """Load the base of a run into a model, in the run's precision, and give it the run's adapter.
 
-    Args:
-        config: configuration of the run.
-        section: section [lora] of it.
-        model: the model, with any weights.
-        base: folder of the base, and its weights by their names in the model.
-        heads: modules that are trained as a whole besides `lora.modules_to_save`.
-        device: device of A and B; None for that of the layers.
+    `base` is the folder of the base, and its weights by their names in the model. `heads` are modules that are trained
+    as a whole besides `lora.modules_to_save`. A and B are on `device`, or that of the layers.
 
     Raises:
         ConfigError: the base does not fit the model, or the model cannot have the adapter.
@@ -320,13 +297,7 @@ def run_adapter(
 
 
 def run_weights(config: Config, model: PreTrainedModel, device: torch.device | None = None) -> TrainedWeights:
-    """Return the weights of a model that the run trains; those of an adapter have their base loaded.
-
-    Args:
-        config: configuration of the run.
-        model: the model, with any weights.
-        device: device of A and B of an adapter; None for that of the layers.
-    """
+    """Return the weights of a model that the run trains; those of an adapter, on `device`, have their base loaded."""
     if config.lora is None:
         return AllWeights(model)
     scores, path = config.algorithm.trains_scores, config.model_path

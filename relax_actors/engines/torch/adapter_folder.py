@@ -28,15 +28,9 @@ FOLDER = "adapter"
 
 
 def export_adapter(adapter: Adapter, folder: Path, config: Config, sharding: Whole) -> None:
-    """Write the adapter of a run as a PEFT folder, and with `lora.export_merged` the whole model beside it.
+    """Write the adapter of a run as a PEFT folder in `folder`, and with `lora.export_merged` the whole model beside it.
 
     All ranks that share the model must call it.
-
-    Args:
-        adapter: the adapter.
-        folder: folder of the model; the adapter gets a folder of its own in it.
-        config: configuration of the run.
-        sharding: how ranks share the model.
 
     Raises:
         OSError: writing failed; errno is ENOSPC if the disk is full.
@@ -67,13 +61,7 @@ def _write_merged(adapter: Adapter, folder: Path, config: Config, sharding: Whol
 
 
 def merged_source(adapter: Adapter, dtype: torch.dtype, sharding: Whole) -> SharedSource:
-    """Return the weights of a model that ranks share, with the adapter added to them.
-
-    Args:
-        adapter: the adapter.
-        dtype: dtype of the weights; each sum is computed in float32 and rounded once.
-        sharding: how ranks share the model.
-    """
+    """Return the weights of a model that ranks share, with the adapter added: in float32, and rounded once."""
     tensors = {name: tensor for name, tensor in tensors_of(adapter.model).items() if SLOTS not in name}
     layers = {id(tensors[f"{name}.weight"]): layer for name, layer in adapter.layers.items()}
 
@@ -85,13 +73,7 @@ def merged_source(adapter: Adapter, dtype: torch.dtype, sharding: Whole) -> Shar
 
 
 def write_adapter(tensors: Mapping[str, Tensor], modules: AdapterModules, folder: Path, config: Config) -> None:
-    """Write an adapter as `PeftModel.from_pretrained` reads it.
-
-    Args:
-        tensors: published tensors of the adapter, in the dtype of the folder.
-        modules: modules that it concerns.
-        folder: empty, or to be made.
-        config: configuration of the run.
+    """Write an adapter as `PeftModel.from_pretrained` reads it, to a folder that is empty or new.
 
     Raises:
         OSError: writing failed; errno is ENOSPC if the disk is full.

@@ -13,12 +13,9 @@ from relax_actors.runtime.seeds import derive_seed
 
 
 def modules_of(model: nn.Module, form: AdapterForm, heads: Collection[str] = ()) -> AdapterModules:
-    """Return the modules of a transformers model that an adapter concerns.
+    """Return the modules of a transformers model, with or without memory, that an adapter concerns.
 
-    Args:
-        model: the model, with or without memory.
-        form: form of the adapter.
-        heads: modules that are trained as a whole besides those of `form`.
+    `heads` are trained as a whole besides those of `form`.
 
     Raises:
         ConfigError: a target or module matches nothing.

@@ -43,10 +43,6 @@ USUAL = Description(
 def check_architecture(config: Config, folder: Path) -> None:
     """Refuse a config.json that transformers cannot build a causal language model from.
 
-    Args:
-        config: configuration of the run.
-        folder: model folder, with its config.json.
-
     Raises:
         ConfigError: lists every problem, one a line.
     """
@@ -59,13 +55,13 @@ def check_architecture(config: Config, folder: Path) -> None:
     # A multimodal model is of a type that `family_of` knows.
     names = [] if family else [str(given["model_type"]), str(given.get("text_config", {}).get("model_type"))]
     known = USUAL if _is_usual(fields, names) else describe(body)
-    found = [*_type_problems(names, known), *_field_problems(fields, known)]
+    problems = [*_type_problems(names, known), *_field_problems(fields, known)]
     if family is not None:
-        found += nested_config.problems(given, family.spec)
-    if not found and known.error:
-        found = [f"transformers cannot build this model: {known.error}; correct the field that it names"]
-    if found:
-        raise ConfigError("\n".join(f"{where}: {problem}" for problem in found))
+        problems += nested_config.problems(given, family.spec)
+    if not problems and known.error:
+        problems = [f"transformers cannot build this model: {known.error}; correct the field that it names"]
+    if problems:
+        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
 
 
 def causal_model_class(folder: Path) -> str:
@@ -77,11 +73,7 @@ def causal_model_class(folder: Path) -> str:
 
 
 def check_value_head(folder: Path) -> None:
-    """Refuse a config.json whose architecture cannot be built with a value head.
-
-    Raises:
-        ConfigError: it has no token-classification model of this type.
-    """
+    """Raise ConfigError for a config.json whose architecture has no token classifier to be a value head."""
     given, body = _read(folder)
     model_type = str(given["model_type"])
     if family_of(folder) is not None or model_type in USUAL.value_heads:
@@ -93,15 +85,7 @@ def check_value_head(folder: Path) -> None:
 
 
 def check_score_head(folder: Path, *, of_steps: bool) -> None:
-    """Refuse a config.json whose architecture cannot be built as a reward model.
-
-    Args:
-        folder: model folder, with its config.json.
-        of_steps: whether it scores steps, by a token-classification model, and not answers.
-
-    Raises:
-        ConfigError: transformers has no such model of this type.
-    """
+    """Raise ConfigError for a config.json whose architecture cannot be a reward model, of steps or answers."""
     given, body = _read(folder)
     model_type, kind = str(given["model_type"]), "token-classification" if of_steps else "sequence-classification"
     if model_type in USUAL.score_heads:
@@ -114,11 +98,7 @@ def check_score_head(folder: Path, *, of_steps: bool) -> None:
 
 
 def check_layers(folder: Path, setting: str) -> None:
-    """Refuse a model whose layers transformers does not name, for a setting that needs them.
-
-    Raises:
-        ConfigError: it names none.
-    """
+    """Refuse a model whose layers transformers does not name, for a setting that needs them; raises ConfigError."""
     given, body = _read(folder)
     model_type = str(given["model_type"])
     if family_of(folder) is None and model_type not in USUAL.classes and not describe(body).has_layers:

@@ -13,15 +13,9 @@ from relax_actors.media.family import Family
 
 
 class BarredIds:
-    """Cuts the barred ids of a family out of logits.
+    """Cuts the barred ids of a family, if any, out of logits.
 
-    Args:
-        family: family of the model; None for a model that reads text only, of which no id is barred.
-        device: device of the logits.
-        shard: token ids of the logits' columns; None for the whole vocabulary.
-
-    Attributes:
-        ids: `[ids] int64`, columns of the barred ids; None if no id is barred.
+    `shard` are the token ids of the logits' columns; None for the whole vocabulary.
     """
 
     def __init__(self, family: Family | None, device: torch.device, shard: range | None = None) -> None:

@@ -48,11 +48,7 @@ class Description:
 
 @cache
 def describe(body: str) -> Description:
-    """Describe a config.json.
-
-    Raises:
-        ConfigError: transformers does not import, or gives no answer in time.
-    """
+    """Describe a config.json; raises ConfigError if transformers does not import, or gives no answer in time."""
     command = [sys.executable, "-P", "-m", __name__]
     try:
         done = subprocess.run(  # noqa: S603 our own code

@@ -62,14 +62,8 @@ class Routers:
     Transformers names the routers of a model, whose output is (logits, weights of the chosen experts, chosen experts).
     A trial determines how it computes weights from logits.
 
-    Args:
-        model: model with experts.
-
     Raises:
         ConfigError: the model has no router, or one that makes its weights in an unknown way.
-
-    Attributes:
-        reroutes: counter of replayed choices that differ from the routers' own.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -176,11 +170,7 @@ def _scaled(rule: Weigh, scale: float, logits: Tensor, chosen: Tensor) -> Tensor
 
 @torch.no_grad()
 def _rule_of(router: nn.Module) -> Weigh:
-    """Find out how a router makes the weights of chosen experts, by a trial with random weights.
-
-    Raises:
-        ConfigError: it makes them in no known way.
-    """
+    """Find out, by a trial, how a router weighs chosen experts; raises ConfigError if in no known way."""
     source, state = torch.Generator().manual_seed(0), {}
     for name, tensor in (*router.named_parameters(), *router.named_buffers()):
         drawn = torch.randn(tensor.shape, generator=source) / tensor.shape[-1] ** 0.5

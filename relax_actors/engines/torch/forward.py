@@ -94,12 +94,7 @@ class Forward(Planning):
     def loss(
         self, model: PreTrainedModel, loss_of: Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
     ) -> Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]:
-        """Return a function that computes the loss of a micro-batch; that of an idle one is 0.
-
-        Args:
-            model: the model that `loss_of` computes with.
-            loss_of: computes the loss of a micro-batch with sequences, and measurements.
-        """
+        """Return a function that computes the loss of a micro-batch; that of an idle one is 0."""
 
         def compute(plan: MicroBatchPlan) -> tuple[Tensor, dict[str, float]]:
             if not plan.indices:
@@ -232,12 +227,7 @@ class Forward(Planning):
         return multimodal.hidden_states(model, batch.tokens, batch.placement, encoded, **settings)
 
     def values(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-        """Compute the value of the state before each trained token, `[batch, width] float32`, as `logprobs`.
-
-        Args:
-            model: model with a head for one number instead of tokens, set up by `prepare_critic`.
-            batch: the micro-batch.
-        """
+        """Compute the value before each trained token, `[batch, width] float32`, by a model of `prepare_critic`."""
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
             if self._family is not None:
                 values = model.lm_head(self._states_with_media(model, self._family, batch)[0, batch.scored])
@@ -247,11 +237,9 @@ class Forward(Planning):
         return batch.laid_out(values[:, 0].float())
 
     def scores(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-        """Compute the scores of answers or steps, `[batch, width, classes] float32`, 0 where `batch.mask` is false.
+        """Compute the scores of answers or steps, `[batch, width, classes] float32`, by a linear head `score`.
 
-        Args:
-            model: model with a linear head `score`, set up by `prepare`.
-            batch: the micro-batch.
+        They are 0 where `batch.mask` is false.
         """
         head: Any = model.score
         hidden, casts = self._scored_states(model, batch), self._head_dtype != torch.float32
@@ -273,12 +261,7 @@ class Forward(Planning):
     ) -> list[NDArray[Any]]:
         """Compute log-probs of each sequence, `[len] float32`, 0 where `loss_mask` is false.
 
-        Args:
-            model: a model set up by `prepare`.
-            samples: the sequences.
-            max_tokens: largest number of tokens of a micro-batch.
-            progress: called after every micro-batch.
-            routers: routers of the model, to replay recorded experts.
+        A micro-batch has at most `max_tokens`, and `progress` is called after it; `routers` replay recorded experts.
 
         Raises:
             ValueError: a sequence is empty, or longer than `max_tokens`.
@@ -298,14 +281,8 @@ class Forward(Planning):
     ) -> list[NDArray[Any]]:
         """Compute numbers for each trained token, micro-batch by micro-batch and without gradients; see `score`.
 
-        Returns an array `[len]` or `[len, k] float32` for each sequence.
-
-        Args:
-            model: the model that `compute` computes with.
-            compute: returns the numbers of a micro-batch, `[batch, width]` or `[batch, width, k] float32`.
-            samples: the sequences.
-            max_tokens: largest number of tokens of a micro-batch.
-            progress: called after every micro-batch.
+        `compute` returns those of a micro-batch, `[batch, width]` or `[batch, width, k] float32`. Returns an array
+        `[len]` or `[len, k] float32` for each sequence.
         """
 
         def numbers(plan: MicroBatchPlan) -> NDArray[Any]:
@@ -318,11 +295,11 @@ class Forward(Planning):
             scored = self.without_loss(model, trained, numbers, np.zeros((0, 0), np.float32))
             own += [(i, row[: samples[i].trained]) for i, row in zip(trained.indices, scored, strict=True)]
             progress()
-        found = [np.zeros(len(sample), np.float32) for sample in samples]
+        arrays = [np.zeros(len(sample), np.float32) for sample in samples]
         for index, row in (pair for part in self._sharding.all_gather(own) for pair in part):
-            found[index] = np.zeros((len(samples[index]), *row.shape[1:]), np.float32)
-            found[index][samples[index].loss_mask] = row
-        return found
+            arrays[index] = np.zeros((len(samples[index]), *row.shape[1:]), np.float32)
+            arrays[index][samples[index].loss_mask] = row
+        return arrays
 
     @torch.no_grad()
     def score_top(
@@ -334,7 +311,7 @@ class Forward(Planning):
         progress: Callable[[], None],
     ) -> list[Scores]:
         """Compute log-probs of each sequence as `score` does, and the `top_k` most likely tokens; errors as `score`."""
-        found: dict[int, Scores] = {}
+        scores: dict[int, Scores] = {}
         for plan in self.plan(samples, max_tokens):
             batch = self.micro_batch(samples, plan)
             hidden, targets = self._scored_states(model, batch), batch.targets[:, 0]
@@ -345,6 +322,6 @@ class Forward(Planning):
                 sample = samples[index]
                 part, logprobs = slice(end - sample.trained, end), np.zeros(len(sample), np.float32)
                 logprobs[sample.loss_mask] = scored[row, : sample.trained]
-                found[index] = Scores(logprobs, ids[part].int().cpu().numpy(), top[part].cpu().numpy())
+                scores[index] = Scores(logprobs, ids[part].int().cpu().numpy(), top[part].cpu().numpy())
             progress()
-        return [found[index] for index in range(len(samples))]
+        return [scores[index] for index in range(len(samples))]

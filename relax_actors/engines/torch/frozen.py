@@ -11,26 +11,18 @@ from relax_actors.errors import ConfigError
 
 
 def frozen_names(names: Collection[str], patterns: Sequence[str]) -> set[str]:
-    """Return the weight names that match a pattern of trainer.freeze.
-
-    Args:
-        names: all weight names of the model.
-        patterns: shell patterns, case-sensitive.
-
-    Raises:
-        ConfigError: a pattern matches no name, or no name is left to train.
-    """
-    found: set[str] = set()
+    """Return the weights that match a pattern of trainer.freeze; raises ConfigError if it matches none, or all."""
+    frozen: set[str] = set()
     for pattern in patterns:
         matched = {name for name in names if fnmatchcase(name, pattern)}
         if not matched:
             msg = f"trainer.freeze: {pattern!r} matches no weight of the model; it has {sorted(names)[:8]} ..."
             raise ConfigError(msg)
-        found |= matched
-    if found == set(names):
+        frozen |= matched
+    if frozen == set(names):
         msg = f"trainer.freeze: {list(patterns)} leaves nothing to train; remove a pattern"
         raise ConfigError(msg)
-    return found
+    return frozen
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

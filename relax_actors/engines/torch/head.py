@@ -71,13 +71,7 @@ class HeadForm:
         return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
 
     def head(self, model: PreTrainedModel, barred: Tensor | None, dtype: torch.dtype) -> Head:
-        """Return the head of a model.
-
-        Args:
-            model: a model of this form.
-            barred: `[ids] int64`, tokens that are never sampled.
-            dtype: dtype of the computation; float32 for that of the weights.
-        """
+        """Return the head of a model of this form, without `barred` `[ids] int64`; float32 is the weights' dtype."""
         layer: nn.Linear = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         products = None if dtype == torch.float32 else dtype
         return Head(layer.weight, layer.bias, self.scale, self.softcap, barred, products)

@@ -53,18 +53,7 @@ class Switch:
 
 
 class LowRank(nn.Module):
-    """Matrices A and B of one layer and slot, both 0 and in float32.
-
-    Args:
-        rank: rank.
-        inputs: inputs of the layer whose output B A x is added to.
-        outputs: outputs of that layer.
-        device: device of A and B.
-
-    Attributes:
-        down: A, `[rank, in]`.
-        up: B, `[out, rank]`.
-    """
+    """Matrices A and B of one layer, by its numbers of inputs and outputs, and slot; both 0 and in float32."""
 
     def __init__(self, rank: int, inputs: int, outputs: int, device: torch.device) -> None:
         super().__init__()
@@ -87,12 +76,8 @@ class LoraLinear(nn.Linear):
     def adapt(cls, layer: nn.Linear, name: str, *, scale: float, dropout: float, switch: Switch) -> LoraLinear:
         """Give a linear layer adapters, in place: FSDP2 replaces the weights of the modules that it was given.
 
-        Args:
-            layer: the layer.
-            name: its name in the model, from which the seed of its dropped inputs follows.
-            scale: s.
-            dropout: share of the inputs of A that are dropped.
-            switch: of the model.
+        The seed of its dropped inputs, a share `dropout` of those of A, follows from its name in the model. `scale` is
+        s.
         """
         layer.__class__ = cls
         adapted = cast("LoraLinear", layer)
@@ -120,11 +105,7 @@ class LoraLinear(nn.Linear):
 
     @torch.no_grad()
     def merged(self, weight: Tensor | None = None) -> Tensor:
-        """Return W + s B A of the slot in use, in the dtype of W; computed in float32.
-
-        Args:
-            weight: W, where ranks share the layer's own.
-        """
+        """Return W + s B A of the slot in use, in the dtype of W, the layer's own by default; computed in float32."""
         assert self.switch.slot is not None  # noqa: S101 the caller merges an adapter
         adapter = self.of_slot(self.switch.slot)
         return merge(self.weight if weight is None else weight, adapter.down, adapter.up, self.scale)
@@ -133,11 +114,7 @@ class LoraLinear(nn.Linear):
 def dropped(x: Tensor, *, share: float, seed: int | None, name: str) -> Tensor:
     """Return inputs of which a share is 0, and the others divided by 1 - share.
 
-    Args:
-        x: inputs.
-        share: share of dropped inputs.
-        seed: seed of the pass; None to drop nothing.
-        name: what draws them, such as the name of a layer.
+    `name`, such as that of a layer, draws them with the seed of the pass; without a seed nothing is dropped.
     """
     if seed is None or not share:
         return x

@@ -35,14 +35,10 @@ def build(
     device: torch.device | str | None = "cpu",
     change: Callable[[PreTrainedConfig], PreTrainedConfig] = lambda config: config,
 ) -> PreTrainedModel:
-    """Build the model of a folder's config.json with random weights, on the CPU, then move it to `device`.
+    """Build the model of a folder's config.json with random weights, on the CPU, then move it to `device`, if given.
 
-    Args:
-        path: model folder.
-        seed: seed of the random weights, the same on any device; None to leave torch's random state alone.
-        dtype: dtype of the weights; see `published_dtype`.
-        device: torch device; None to leave the model where it was built.
-        change: returns the config to build in place of the folder's.
+    The seed gives the same weights on any device; without it torch's random state stays alone. For `dtype` see
+    `published_dtype`. `change` returns the config to build in place of the folder's.
 
     Raises:
         ConfigError: transformers cannot build a model from the folder.
@@ -68,18 +64,13 @@ def build(
 
 def config_of(path: Path, **settings: Any) -> PreTrainedConfig:
     """Read a config.json; of a model that also speaks, the part that reads and writes text."""
-    found = AutoConfig.from_pretrained(path, **settings)
-    thinker: PreTrainedConfig = getattr(found, "thinker_config", found)
+    config = AutoConfig.from_pretrained(path, **settings)
+    thinker: PreTrainedConfig = getattr(config, "thinker_config", config)
     return thinker
 
 
 def build_critic(path: Path, *, seed: int, device: torch.device | str | None = "cpu") -> PreTrainedModel:
-    """Build the architecture of a model folder with a value head, one number a token, instead of the head for tokens.
-
-    Args:
-        path: folder of the policy's model or of a critic.
-        seed: seed of the random weights.
-        device: torch device; None to leave the model where it was built.
+    """Build the architecture of a folder, of a policy or a critic, with a value head instead of the head for tokens.
 
     Raises:
         ConfigError: transformers cannot build such a model from the folder.
@@ -158,13 +149,13 @@ def read_folder(model: PreTrainedModel, path: Path) -> dict[str, Tensor]:
 
 def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weights by Hugging Face name; tied weights once, under their first name."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            found[name] = tensor.detach()
-    return found
+            tensors[name] = tensor.detach()
+    return tensors
 
 
 @torch.no_grad()

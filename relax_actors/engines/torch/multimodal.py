@@ -64,12 +64,12 @@ class Placement:
         items = in_tower_order(distinct)
         ends = np.cumsum([item.tokens for item in items])
         first = {id(item): int(end) - item.tokens for item, end in zip(items, ends, strict=True)}
-        found = [
+        places = [
             _places(family, tokens, media, first, path)
             for (tokens, media), path in zip(sequences, paths, strict=True)
             if media is not None and media.items
         ]
-        target, source, visual = np.concatenate(found, axis=1)
+        target, source, visual = np.concatenate(places, axis=1)
         order = np.unique(target, return_index=True)[1]
         on = [torch.from_numpy(array[order]).to(device) for array in (target, source, visual.astype(np.bool_))]
         return cls(distinct, on[0], on[1], on[2])
@@ -80,7 +80,7 @@ def _places(
 ) -> NDArray[Any]:
     """Find the placeholders of one sequence, `[3, placeholders]`: target, source and whether it is visual."""
     prompt = tokens[: media.positions.shape[1]]
-    found = []
+    places = []
     for kind in KINDS_OF_MEDIA:
         items = media.of_kind(kind)
         at = np.flatnonzero(prompt == family.ids[kind]) if items else np.empty(0, np.int64)
@@ -92,14 +92,14 @@ def _places(
             )
             raise ValueError(msg)
         if items:
-            found.append(np.stack([path[at], np.concatenate(embeddings), np.full(len(at), items[0].visual)]))
-    return np.concatenate(found, axis=1)
+            places.append(np.stack([path[at], np.concatenate(embeddings), np.full(len(at), items[0].visual)]))
+    return np.concatenate(places, axis=1)
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return the text model of a multimodal model: embeddings, layers and last norm."""
-    found: PreTrainedModel = getattr(model.model, "language_model", model.model)
-    return found
+    decoder: PreTrainedModel = getattr(model.model, "language_model", model.model)
+    return decoder
 
 
 def encode_placed(model: PreTrainedModel, family: Family, placement: Placement | None) -> Encoded | None:
@@ -164,5 +164,5 @@ def positions_of(
     ]
     if shared is not None:
         parts = [part[:, prefix:] for part, prefix in zip(parts, shared, strict=True)]
-    found = np.concatenate(parts, axis=1)
-    return found.astype(np.float32 if found.dtype.kind == "f" else np.int64)
+    positions = np.concatenate(parts, axis=1)
+    return positions.astype(np.float32 if positions.dtype.kind == "f" else np.int64)

@@ -210,8 +210,8 @@ class StepObjective:
         if settings.kind == "none":
             return torch.ones_like(inputs.rollout)
         near = inputs.logprobs.detach() if self._weighs_trained_policy else proximal
-        found = self._functions.weights(near, inputs.rollout, mask)
-        weights = found.weight
+        corrected = self._functions.weights(near, inputs.rollout, mask)
+        weights = corrected.weight
         if settings.normalise != "none":
             each = torch.ones_like(weights, dtype=torch.float64)
             if settings.normalise == "samples":
@@ -219,7 +219,7 @@ class StepObjective:
             mean = totals.step_sum("weights", weights * each, mask) / totals.step_sum("weighted", each, mask)
             weights = weights / mean if mean > 0 else weights
         measured["weight"] = float((weights * mask).sum())
-        measured["bounded"] = float((found.bounded & mask).sum())
+        measured["bounded"] = float((corrected.bounded & mask).sum())
         return weights
 
     def _policy_term(self, inputs: LossInputs, measured: dict[str, float]) -> Tensor:

@@ -35,13 +35,10 @@ def of_policy(inputs: LossInputs) -> LossInputs:
 
 
 def observation_loss(inputs: LossInputs) -> tuple[Tensor, dict[str, float]] | None:
-    r"""Compute $-\sum_{t \in O} w_t \ell_t$ over the tokens O of observations, and measure them.
+    r"""Compute $-\\sum_{t \\in O} w_t \\ell_t$ over the tokens O of observations, and measure them for `add_metrics`.
 
     `LossInputs.imitated` holds the factors w, which `training.auxiliary_terms` divides by the number of these tokens in
-    the whole update.
-
-    Returns:
-        The loss, a scalar, and sums to combine with `add_metrics`; None without observations.
+    the whole update. None without observations.
     """
     if inputs.observed is None or inputs.imitated is None:
         return None

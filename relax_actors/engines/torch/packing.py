@@ -78,15 +78,15 @@ class Rows:
             keys[row, : len(path)] = path
         before = np.array(shared[:1] if len(set(shared)) == 1 else shared, np.int64)
         on = [torch.from_numpy(a).to(device) for a in (np.concatenate(own), places, keys.reshape(-1), before)]
-        found = cls(on[0], on[1], width, len(paths), on[2], on[3])
-        return replace(found, mask=found.distance() >= 0)
+        rows = cls(on[0], on[1], width, len(paths), on[2], on[3])
+        return replace(rows, mask=rows.distance() >= 0)
 
     def distance(self) -> Tensor:
         """Return how far each query is behind each key, `[rows or 1, 1, width, keys_width] int64`."""
         keys_width = self.width if self.keys is None else len(self.keys) // self.rows
         query = torch.arange(self.width, device=self.places.device)[:, None]
-        found = query - torch.arange(keys_width, device=self.places.device)
-        return found[None, None] if self.before is None else found + self.before[:, None, None, None]
+        distances = query - torch.arange(keys_width, device=self.places.device)
+        return distances[None, None] if self.before is None else distances + self.before[:, None, None, None]
 
     def within(self, window: int | None) -> Tensor | None:
         """Return the mask of a sliding window, or that of full attention."""
@@ -217,30 +217,25 @@ def _calls(paths: Sequence[Array], shared: Sequence[int], device: torch.device) 
 
 
 def cut_calls(shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Cut rows of different sizes into calls of the attention kernel, so that little is computed on padding.
+    """Cut rows, by their numbers of queries and keys, into calls of the attention kernel with little padding.
 
-    A row joins the current call if its padding there costs less than a call of its own, the largest rows first.
-
-    Args:
-        shapes: queries and keys of each row.
-
-    Returns:
-        Indices into `shapes`, one list for each call.
+    A row joins the current call if its padding there costs less than a call of its own, the largest rows first. Returns
+    indices into `shapes`, one list for each call.
     """
-    found: list[list[int]] = []
+    calls: list[list[int]] = []
     queries = keys = 0
     for i in sorted(range(len(shapes)), key=lambda i: (-shapes[i][0] * shapes[i][1], i)):
         own, whole = shapes[i]
         wider, longer = max(queries, own), max(keys, whole)
-        joined = wider * longer * (len(found[-1]) + 1) if found else 0
-        alone = queries * keys * len(found[-1]) + own * whole + CALL_SCORES if found else 0
-        if not found or joined > min(alone, MAX_MASK):
-            found.append([i])
+        joined = wider * longer * (len(calls[-1]) + 1) if calls else 0
+        alone = queries * keys * len(calls[-1]) + own * whole + CALL_SCORES if calls else 0
+        if not calls or joined > min(alone, MAX_MASK):
+            calls.append([i])
             queries, keys = own, whole
         else:
-            found[-1].append(i)
+            calls[-1].append(i)
             queries, keys = wider, longer
-    return found
+    return calls
 
 
 def attend_rows(
@@ -268,10 +263,10 @@ def attend_rows(
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         query, key, value, mask = _with_sinks(query, key, value, mask, sinks / scale)
     grouped, causal = query.shape[1] != key.shape[1], mask is None
-    found = functional.scaled_dot_product_attention(
+    attended = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
-    return found.transpose(1, 2)
+    return attended.transpose(1, 2)
 
 
 def _with_sinks(

@@ -34,13 +34,8 @@ from relax_actors.engines.torch.step_facts import (
 class Passes:
     """Accumulates the gradients of one update after another.
 
-    Args:
-        forward: forward pass of the model.
-        trained: the model, its gradients and its optimizer.
-        sharding: how ranks share the model.
-        routers: routers of the model, to replay recorded experts.
-        max_tokens: largest number of tokens of a micro-batch.
-        comparison_interval: steps between two comparisons with a pass without router replay; 0 for none.
+    A micro-batch has at most `max_tokens`. `routers` replay recorded experts, and every `comparison_interval` steps, if
+    not 0, a pass without them is compared.
     """
 
     def __init__(
@@ -88,7 +83,7 @@ class Passes:
         self, objective: StepObjective, parts: Sequence[Sequence[TrainSample]], progress: Callable[[], None]
     ) -> Records:
         """Run the forward pass before the backward passes, in the same micro-batches."""
-        found, nothing, start = Records(), Records(), 0
+        records, nothing, start = Records(), Records(), 0
 
         def record_batch(part: Sequence[TrainSample], plan: MicroBatchPlan) -> Records:
             batch, chosen = self._forward.micro_batch(part, plan), [part[index] for index in plan.indices]
@@ -100,15 +95,15 @@ class Passes:
         for part in parts:
             for plan in self._forward.plan(part, self._max_tokens):
                 with self._trained.dropping(number):
-                    found |= self._forward.without_loss(self._model, plan, partial(record_batch, part), nothing)
+                    records |= self._forward.without_loss(self._model, plan, partial(record_batch, part), nothing)
                 number += 1
                 progress()
             start += len(part)
         if self._routers is not None:
             self._routers.reroutes.take()
         if self._sharding.is_whole:
-            return found
-        everyone = self._sharding.all_gather(pack_records(found))
+            return records
+        everyone = self._sharding.all_gather(pack_records(records))
         return unpack_records([message for part in everyone for message in part])
 
     def _loss_of(

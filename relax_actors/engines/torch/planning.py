@@ -18,11 +18,8 @@ from relax_actors.media.family import Family
 class Planning:
     """Plans and builds micro-batches.
 
-    Args:
-        sharding: how ranks share the models, and thereby the micro-batches.
-        family: family of the models; None if they read text only.
-        share_prefixes: compute a prefix that sequences of a row share once in a micro-batch.
-        keeps_rows: one rank computes all sequences of a row.
+    With `share_prefixes`, a prefix that sequences of a row share is computed once in a micro-batch; with `keeps_rows`,
+    one rank computes all sequences of a row.
     """
 
     def __init__(self, sharding: Whole, family: Family | None, *, share_prefixes: bool, keeps_rows: bool) -> None:

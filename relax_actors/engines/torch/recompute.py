@@ -21,11 +21,8 @@ Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
 def recompute_layers(model: PreTrainedModel, routers: Routers | None = None) -> None:
     """Keep the inputs of the layers of decoder and towers only; their activations are computed again in backward.
 
-    transformers' own switch works in training mode only, where dropout is on.
-
-    Args:
-        model: the model; its layers are changed.
-        routers: routers of the model, whose replayed experts are replayed again.
+    transformers' own switch works in training mode only, where dropout is on. The layers are changed, and the replayed
+    experts of `routers` are replayed again.
 
     Raises:
         ConfigError: transformers names no layer of the model whose activations can be recomputed.

@@ -34,12 +34,7 @@ class Reference(Protocol):
 
 
 class ReferenceModel:
-    """A second model; implements `Reference`.
-
-    Args:
-        trained: the model in training.
-        build: builds the second one with any weights.
-    """
+    """A second model, which `build` builds with any weights; implements `Reference`."""
 
     def __init__(self, trained: PreTrainedModel, build: Callable[[], PreTrainedModel]) -> None:
         self._trained, self._model = trained, build().requires_grad_(False)

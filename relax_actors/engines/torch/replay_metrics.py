@@ -30,8 +30,8 @@ def unreplayed_mismatch(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict
         rollout: `[batch, seq] float32`, that the tokens were sampled with.
         mask: `[batch, seq] bool`, tokens that count.
     """
-    found = mismatch_metrics(logprobs, rollout, mask)
-    return {UNREPLAYED + name: found[name] for name in ("tokens", *_MEANS)}
+    measured = mismatch_metrics(logprobs, rollout, mask)
+    return {UNREPLAYED + name: measured[name] for name in ("tokens", *_MEANS)}
 
 
 def unreplayed_counts(counts: Mapping[str, float]) -> dict[str, float]:
@@ -41,11 +41,11 @@ def unreplayed_counts(counts: Mapping[str, float]) -> dict[str, float]:
 
 def with_replay_shares(sums: Mapping[str, float]) -> dict[str, float]:
     """Replace the sums of replay metrics in a step's metrics by shares and means; leave them out without replay."""
-    found = dict(sums)
+    shares = dict(sums)
     for prefix in ("", UNREPLAYED):
-        routed, rerouted = found.pop(prefix + ROUTED, 0.0), found.pop(prefix + REROUTED, 0.0)
+        routed, rerouted = shares.pop(prefix + ROUTED, 0.0), shares.pop(prefix + REROUTED, 0.0)
         if routed:
-            found[prefix + REROUTED] = rerouted / routed
-    if tokens := found.pop(_TOKENS, 0.0):
-        found |= {UNREPLAYED + name: found[UNREPLAYED + name] / tokens for name in _MEANS}
-    return found
+            shares[prefix + REROUTED] = rerouted / routed
+    if tokens := shares.pop(_TOKENS, 0.0):
+        shares |= {UNREPLAYED + name: shares[UNREPLAYED + name] / tokens for name in _MEANS}
+    return shares

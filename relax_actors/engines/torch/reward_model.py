@@ -24,12 +24,6 @@ from relax_actors.engines.torch.swappable_model import SwappableModel
 class TorchRewardModel(SwappableModel):
     """Scores with the forward pass that trains reward models, so that scores equal those of training.
 
-    Args:
-        config: configuration of the run.
-        path: folder of the reward model.
-        folder: its facts.
-        device: torch device, or "auto".
-
     Raises:
         ConfigError: the folder holds no model that transformers can build, or no weights that fit it.
     """
@@ -44,15 +38,10 @@ class TorchRewardModel(SwappableModel):
         self.freeze(path)
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
-        """Compute the scores of each sequence where its `loss_mask` is true, `[trained, classes] float32`.
-
-        Args:
-            samples: sequences with `targets`, of any values.
-            progress: called after every micro-batch.
-        """
+        """Compute the scores of each sequence where its `loss_mask` is true, `[trained, classes] float32`."""
 
         def compute(batch: MicroBatch) -> Tensor:
             return self._forward.scores(self._model, batch)
 
-        found = self._forward.compute(self._model, compute, samples, self._max_tokens, progress)
-        return [scores[sample.loss_mask] for sample, scores in zip(samples, found, strict=True)]
+        rows = self._forward.compute(self._model, compute, samples, self._max_tokens, progress)
+        return [scores[sample.loss_mask] for sample, scores in zip(samples, rows, strict=True)]

@@ -35,15 +35,9 @@ def build_score_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = "cpu",
 ) -> PreTrainedModel:
-    """Build the architecture of a model folder with a head of `classes` scores, with random weights.
+    """Build the architecture of a policy's or reward model's folder with a head of `classes` scores, at random.
 
-    Args:
-        path: folder of a policy or of a reward model.
-        classes: number of scores.
-        of_steps: whether to build a token classifier in place of a sequence classifier.
-        seed: seed of the random weights; None to leave torch's random state alone.
-        dtype: dtype of the weights.
-        device: torch device; None to leave the model where it was built.
+    With `of_steps` it is a token classifier in place of a sequence classifier. Other arguments as of `model.build`.
 
     Raises:
         ConfigError: transformers cannot build such a model from the folder, or its head is not linear.
@@ -79,14 +73,10 @@ def model_maker(config: Config) -> Callable[..., PreTrainedModel]:
 
 
 def stored_scores(model: PreTrainedModel, path: Path, seed: int) -> dict[str, Tensor]:
-    """Read the weights of a folder for a reward model, by their names in `model`.
+    """Read the weights of a folder for a reward model, by their names in `model`, of which only shapes are read.
 
-    A folder of a policy has none for the head. They are drawn then, as transformers initialises linear layers.
-
-    Args:
-        model: the reward model; of one that ranks share, only shapes are read.
-        path: folder of a policy or of a reward model.
-        seed: seed of the head.
+    A folder of a policy has none for the head. They are drawn from `seed` then, as transformers initialises linear
+    layers.
     """
     own = tensors_of(model)
     if any(name.startswith(SCORE) for name in stored_shapes(path)):

@@ -76,17 +76,17 @@ class TorchScorer(SwappableModel):
         def compute(batch: MicroBatch) -> Tensor:
             return self._forward.scores(self._model, batch)
 
-        found = self._forward.compute(self._model, compute, samples, self._max_tokens, progress)
+        logprobs = self._forward.compute(self._model, compute, samples, self._max_tokens, progress)
         if self._are_pairs:
-            return [scores[:, 0] for scores in found]
-        return [self._of_labels(sample, scores) for sample, scores in zip(samples, found, strict=True)]
+            return [scores[:, 0] for scores in logprobs]
+        return [self._of_labels(sample, scores) for sample, scores in zip(samples, logprobs, strict=True)]
 
     @staticmethod
     def _of_labels(sample: TrainSample, scores: NDArray[Any]) -> NDArray[Any]:
         logprobs, labels = class_logprobs(torch.from_numpy(scores)), torch.from_numpy(sample.masked("targets"))
-        found = np.zeros(len(sample), np.float32)
-        found[sample.loss_mask] = logprobs[sample.loss_mask].gather(-1, labels.long().unsqueeze(-1))[:, 0].numpy()
-        return found
+        scored = np.zeros(len(sample), np.float32)
+        scored[sample.loss_mask] = logprobs[sample.loss_mask].gather(-1, labels.long().unsqueeze(-1))[:, 0].numpy()
+        return scored
 
     def squares(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute sums of squared probabilities of each sequence; see `SupportsSquares`."""
@@ -104,16 +104,7 @@ class TorchScorer(SwappableModel):
 
 
 class TorchTeacher(TorchScorer):
-    """A frozen model of a folder; implements `TeacherEngine`.
-
-    Args:
-        config: configuration of the run.
-        path: model folder with weights.
-        device: torch device, or "auto".
-
-    Raises:
-        ConfigError: the folder holds no model that transformers can build, or no weights that fit it.
-    """
+    """A frozen model; implements `TeacherEngine`. Raises ConfigError if the folder holds none that fits."""
 
     def __init__(self, config: Config, path: Path, device: str = "auto") -> None:
         super().__init__(config, device, follows=False, path=path)

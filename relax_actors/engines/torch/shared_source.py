@@ -19,14 +19,8 @@ class SharedSource:
     """Weights of a model whose rows are on several ranks; implements `WeightSource`.
 
     All ranks gather one tensor after the other; the rank that owns it keeps it. The weights are looked up once, before
-    any pass: within one, FSDP2 would stop it to shard the model again. Training changes them in place.
-
-    Args:
-        tensors: weights of the model, by name.
-        dtype: in which they are published.
-        ranks: who shares them.
-        gather: returns a whole tensor in a dtype; collective.
-        lock: held while they are read.
+    any pass: within one, FSDP2 would stop it to shard the model again. Training changes them in place. `gather` returns
+    a whole tensor in a dtype; collective. `lock` is held while they are read.
     """
 
     def __init__(
@@ -74,10 +68,10 @@ class SharedSource:
                 except Exception as error:  # noqa: BLE001 raised below: the other ranks need this one until then
                     failure = error
         self.prefixes = digest.prefixes
-        (found, *_) = self._sharding.all_gather(digest.hexdigest())
+        (fingerprint, *_) = self._sharding.all_gather(digest.hexdigest())
         if failure is not None:
             raise failure
-        return str(found)
+        return str(fingerprint)
 
     def total(self, number: int) -> int:
         """Return the sum of a number over all ranks."""

@@ -37,10 +37,7 @@ Records = dict[int, SequenceRecord]
 def needs_records(objective: StepObjective, samples: Sequence[TrainSample], *, keeps_rows: bool = False) -> bool:
     """Whether the loss needs numbers of samples or rows whose sequences may be in different micro-batches or ranks.
 
-    Args:
-        objective: loss of the step.
-        samples: sequences of the step.
-        keeps_rows: whether all sequences of a row are in one micro-batch.
+    With `keeps_rows`, all sequences of a row are in one micro-batch.
     """
     of_samples = objective.needs_sample_sums and any(_has_others(sample) for sample in samples)
     of_rows = objective.needs_row_sums and len({sample.row for sample in samples}) < len(samples)
@@ -150,15 +147,15 @@ def record(objective: StepObjective, inputs: LossInputs, indices: Sequence[int])
     sums = {name: values.tolist() for name, values in inputs.totals.recorded.items()}
     terms = inputs.totals.terms if objective.means_selected else {}
     by_name = {name: values.float().cpu().numpy() for name, values in terms.items()}
-    found: Records = {}
+    records: Records = {}
     for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
         cut = [np.zeros(0, np.float32) if array is None else array[row, :length] for array in arrays]
-        found[index] = SequenceRecord(
+        records[index] = SequenceRecord(
             *(cut[0], cut[1], cut[2], cut[3]),
             {name: values[row] for name, values in sums.items()},
             {name: values[row, :length] for name, values in by_name.items()},
         )
-    return found
+    return records
 
 
 def step_facts(objective: StepObjective, samples: Sequence[TrainSample], records: Records, seed: int) -> StepFacts:
@@ -208,9 +205,9 @@ def pack_records(records: Records) -> list[dict[str, Any]]:
 
 def unpack_records(messages: Sequence[Mapping[str, Any]]) -> Records:
     """Decode what `pack_records` encoded."""
-    found: Records = {}
+    records: Records = {}
     for message in messages:
         logprobs, ratio, advantages, entropies, *values = message["arrays"]
         terms = dict(zip(message["terms"], values, strict=True))
-        found[int(message["index"])] = SequenceRecord(logprobs, ratio, advantages, entropies, message["sums"], terms)
-    return found
+        records[int(message["index"])] = SequenceRecord(logprobs, ratio, advantages, entropies, message["sums"], terms)
+    return records

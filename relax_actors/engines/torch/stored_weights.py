@@ -57,8 +57,8 @@ def fingerprint_of(path: Path, *more: Path) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     """Return the object in a file; an empty one if there is no such file."""
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+    body: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return body
 
 
 def _is_converted(folder: Path, names: Iterable[str]) -> bool:

@@ -45,7 +45,7 @@ class BatchGrammars:
             logprobs: those of the model, `[samples, vocab]`.
             samples: numbers of the samples, `[samples]`.
         """
-        found = given.clone()
+        masked = given.clone()
         for row, number in enumerate(samples.tolist()):
             state = self._states[number]
             if state is None or state.is_over or number in self._broken:
@@ -55,14 +55,14 @@ class BatchGrammars:
             except GrammarError:
                 self._broken.add(number)
                 continue
-            own = torch.full_like(found[row], float("-inf"))
+            own = torch.full_like(masked[row], float("-inf"))
             own[: len(allowed)] = logprobs[row, : len(allowed)].masked_fill(~allowed, float("-inf"))
             if not bool(own.isfinite().any()):
                 self._broken.add(number)
                 continue
             # The mass of what is allowed may be too small for a probability.
-            found[row] = own.log_softmax(-1)
-        return found
+            masked[row] = own.log_softmax(-1)
+        return masked
 
     def advance(self, samples: Tensor, tokens: Tensor) -> None:
         """Add the newest tokens of some samples, `[samples]`."""

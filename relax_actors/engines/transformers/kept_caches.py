@@ -57,13 +57,13 @@ class KeptCaches:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, session: str, found: KeptCache) -> None:
+    def keep(self, session: str, cache: KeptCache) -> None:
         """Keep the cache of a conversation, in place of an earlier one."""
         self._remove(session)
-        if found.nbytes > self._limit:
+        if cache.nbytes > self._limit:
             return
-        self._kept[session] = found
-        self._size += found.nbytes
+        self._kept[session] = cache
+        self._size += cache.nbytes
         while self._size > self._limit:
             self._remove(next(iter(self._kept)))
 
@@ -78,21 +78,21 @@ class KeptCaches:
             version: of the weights.
             media: keys of the media of `tokens`.
         """
-        found = self._kept.get(session)
+        cache = self._kept.get(session)
         self._remove(session)
-        fits = found is not None and found.version == version and len(tokens) > found.length
-        fits = fits and found is not None and media[: len(found.media)] == found.media
-        if found is None or not fits or not np.array_equal(tokens[: found.length], found.tokens[: found.length]):
+        fits = cache is not None and cache.version == version and len(tokens) > cache.length
+        fits = fits and cache is not None and media[: len(cache.media)] == cache.media
+        if cache is None or not fits or not np.array_equal(tokens[: cache.length], cache.tokens[: cache.length]):
             self.misses += 1
             return None
         self.hits += 1
-        return found
+        return cache
 
     def move(self, device: torch.device) -> None:
         """Move all caches to a device."""
-        for session, found in self._kept.items():
-            layers = [(keys.to(device), values.to(device)) for keys, values in found.layers]
-            self._kept[session] = replace(found, layers=layers)
+        for session, cache in self._kept.items():
+            layers = [(keys.to(device), values.to(device)) for keys, values in cache.layers]
+            self._kept[session] = replace(cache, layers=layers)
 
     def clear(self) -> None:
         """Remove all caches."""
@@ -100,8 +100,8 @@ class KeptCaches:
         self._size = 0
 
     def _remove(self, session: str) -> None:
-        if (found := self._kept.pop(session, None)) is not None:
-            self._size -= found.nbytes
+        if (cache := self._kept.pop(session, None)) is not None:
+            self._size -= cache.nbytes
 
 
 def is_joinable(cache: DynamicCache) -> bool:
@@ -162,8 +162,8 @@ def _layers(cache: DynamicCache) -> list[Any]:
 
 def _joined(first: Tensor, second: Tensor, unused: int) -> Tensor:
     length = max(first.shape[-2], second.shape[-2])
-    found = first.new_zeros((len(first) + len(second), first.shape[1], length - unused, first.shape[-1]))
+    joined = first.new_zeros((len(first) + len(second), first.shape[1], length - unused, first.shape[-1]))
     for rows, tensor in ((slice(0, len(first)), first), (slice(len(first), None), second)):
         own = tensor[..., max(0, unused - (length - tensor.shape[-2])) :, :]
-        found[rows, :, found.shape[-2] - own.shape[-2] :] = own
-    return found
+        joined[rows, :, joined.shape[-2] - own.shape[-2] :] = own
+    return joined

@@ -35,8 +35,8 @@ class ReservedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         """Append the keys and values of tokens; return those of all tokens."""
         used = self.get_seq_length()
         if not used:
-            found: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
-            return found
+            states: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+            return states
         length = used + key_states.shape[-2]
         if self._rooms is None or self._rooms[0].shape[-2] < length:
             reserved = max(length, min(self._limit, length + max(MIN_RESERVE, length // 4)))

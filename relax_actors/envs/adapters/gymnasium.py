@@ -44,11 +44,7 @@ class GymnasiumEnvironment(Environment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Make the environment once.
-
-        Raises:
-            ConfigError: Gymnasium is not installed or does not make it, or a function does not import.
-        """
+        """Make the environment once; raises ConfigError if that fails, or a function does not import."""
         for name in ("observe", "act"):
             if options[name]:
                 load(options[name], f"environment.options.{name}")
@@ -96,11 +92,7 @@ class GymnasiumEnvironment(Environment):
         self._env.close()
 
     def _action(self, text: str) -> Any:
-        """Return the action that a text names.
-
-        Raises:
-            ValueError: none; the text says which there are.
-        """
+        """Return the action that a text names; raises ValueError, with the known ones, if it names none."""
         if self._act is not None:
             return self._act(text, self._env)
         space = self._env.action_space

@@ -34,11 +34,7 @@ class McpTool(Tool):
         self.schema = {"type": "function", "function": function}
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the tool; return its texts, or content parts if it answers with an image.
-
-        Raises:
-            ToolError: the server reports an error.
-        """
+        """Call the tool; return its texts, or content parts with images. Raises ToolError for its errors."""
         try:
             result = await self._client.call_tool(self.name, dict(arguments))
         except Exception as error:
@@ -69,11 +65,7 @@ class McpEnvironment(ToolEnvironment):
 
     @classmethod
     def tool_schemas(cls, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Ask the servers for their tools.
-
-        Raises:
-            ConfigError: the package mcp is not installed, a server does not answer, or two tools have one name.
-        """
+        """Ask the servers for their tools; raises ConfigError if one does not answer, or names are not unique."""
 
         async def ask() -> list[dict[str, Any]]:
             async with AsyncExitStack() as stack:

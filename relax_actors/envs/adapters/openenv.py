@@ -38,11 +38,7 @@ class OpenEnvEnvironment(Environment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Check the address and the package websockets.
-
-        Raises:
-            ConfigError: it is not installed, the URL is none, or the function does not import.
-        """
+        """Check the address, the package websockets and the function; raises ConfigError for a wrong one."""
         import_extra("websockets", "openenv", SETTING)
         if not options["url"].startswith(("http://", "https://", "ws://", "wss://")):
             msg = f"environment.options.url = {options['url']!r} is no address; write e.g. http://127.0.0.1:8000"
@@ -84,11 +80,7 @@ class OpenEnvEnvironment(Environment):
         return dict(body)
 
     def _action(self, text: str) -> dict[str, Any]:
-        """Return the action of a text.
-
-        Raises:
-            ValueError: the text is no JSON object.
-        """
+        """Return the action of a text; raises ValueError if the text is no JSON object."""
         if self._act is not None:
             return dict(self._act(text))
         if self.field:

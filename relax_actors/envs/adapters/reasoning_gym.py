@@ -34,11 +34,7 @@ class ReasoningGymEnvironment(Environment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Check that reasoning-gym is installed.
-
-        Raises:
-            ConfigError: it is not.
-        """
+        """Check that reasoning-gym is installed; raises ConfigError if it is not."""
         del options
         package()
 

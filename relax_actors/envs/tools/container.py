@@ -45,11 +45,7 @@ _TMP = "/tmp"  # noqa: S108 the container's own
 def run_in_container(command: Sequence[str], text: str, limits: Limits, image: str) -> Ended:
     """Run a program of an image, with a text as its standard input, and return how it ended.
 
-    Args:
-        command: the program and its arguments.
-        text: standard input.
-        limits: its limits.
-        image: name of an image that the engine has and that contains python3.
+    The image is one that the engine has, and contains python3.
 
     Raises:
         EnvironmentFaultError: the engine failed.
@@ -81,11 +77,7 @@ def run_in_container(command: Sequence[str], text: str, limits: Limits, image: s
 
 
 def check_container(image: str, where: str = "environment.options") -> None:
-    """Check that an engine answers, that it has the image, and that a container of it runs a program.
-
-    Raises:
-        ConfigError: one of these does not hold.
-    """
+    """Check that an engine answers, and that a container of the image runs a program; raises ConfigError."""
     if why := _problem(image, where):
         msg = f'{where}.sandbox = "container": {why}'
         raise ConfigError(msg)

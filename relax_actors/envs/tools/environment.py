@@ -57,11 +57,7 @@ class ToolEnvironment(Environment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Check that the tools can be described to a model.
-
-        Raises:
-            ConfigError: a tool has no type hints.
-        """
+        """Check that the tools can be described to a model; raises ConfigError if a tool has no type hints."""
         cls.tool_schemas(options)
 
     def make_tools(self) -> Sequence[Callable[..., Any] | Tool]:

@@ -101,11 +101,7 @@ class Tool:
 
 
 def tools_of(functions: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
-    """Return tools by name.
-
-    Raises:
-        ConfigError: two have one name, or as `Tool`.
-    """
+    """Return tools by name; raises ConfigError if two have one name, and as `Tool`."""
     tools: dict[str, Tool] = {}
     for function in functions:
         tool = function if isinstance(function, Tool) else Tool(function)

@@ -72,11 +72,7 @@ class ImageEnvironment(ToolEnvironment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Check that images can be decoded here.
-
-        Raises:
-            ConfigError: the extra `media` is not installed.
-        """
+        """Check that images can be decoded here; raises ConfigError if the extra `media` is not installed."""
         super().check_options(options)
         import_extra("cv2", "media", SETTING)
 
@@ -122,11 +118,7 @@ class ImageEnvironment(ToolEnvironment):
 
 
 def images_of(task: Mapping[str, Any]) -> list[Pixels]:
-    """Return the images of a task, `[height, width, 3] uint8` each.
-
-    Raises:
-        RowError: an image cannot be decoded.
-    """
+    """Return the images of a task, `[height, width, 3] uint8` each; raises RowError if an image cannot be decoded."""
     return [_loaded(medium["path"]).copy() for medium in task.get("media", ()) if medium["kind"] == "image"]
 
 
@@ -172,11 +164,7 @@ def scaled(pixels: Pixels, side: int) -> Pixels:
 
 
 def rotated(pixels: Pixels, degrees: float) -> Pixels:
-    """Return an image rotated clockwise; corners that it does not fill are black.
-
-    Raises:
-        ToolError: the angle is not from -360 to 360.
-    """
+    """Return an image rotated clockwise, with black corners; raises ToolError outside of -360 to 360 degrees."""
     import cv2  # noqa: PLC0415 with the extra `media`
 
     if not -4 * _RIGHT <= degrees <= 4 * _RIGHT:

@@ -24,11 +24,7 @@ def run_python(code: str) -> str:
 
 
 def run_code(code: str, limits: Limits, sandbox: Kind, image: str) -> Ended:
-    """Run a Python program in a sandbox, or without one.
-
-    Raises:
-        EnvironmentFaultError: the container engine failed.
-    """
+    """Run a Python program, maybe in a sandbox; raises EnvironmentFaultError if the container engine failed."""
     if sandbox == "container":
         return run_in_container(_CONTAINER_PYTHON, code, limits, image)
     return run_program(python_command(), code, limits, sandbox)
@@ -58,11 +54,7 @@ class PythonEnvironment(ToolEnvironment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Check that this machine can create the sandbox.
-
-        Raises:
-            ConfigError: it cannot, and `sandbox` is not "none".
-        """
+        """Check that this machine can create the sandbox, if it is not "none"; raises ConfigError."""
         super().check_options(options)
         if options["sandbox"] == "container":
             check_container(options["image"])

@@ -26,12 +26,7 @@ FORMAT = "relax observations 1"
 
 
 def observe(table: Table, settings: dict[str, Any]) -> Observations:
-    """Read what was seen of a run, live or finished.
-
-    Args:
-        table: table of the run.
-        settings: its settings as plain data, defaults included.
-    """
+    """Read what was seen of a run, live or finished; `settings` has its defaults, too."""
     seen = Observations(table.subjects.run, settings)
     table.connection.call(_follow(table, seen), CALL_DEADLINE)
     prefix = table.subjects.numbered("weights", "*")
@@ -81,12 +76,12 @@ def save_observed(table: Table, settings: dict[str, Any], path: Path) -> int:
     lines.append({"fingerprints": {str(version): each for version, each in sorted(seen.fingerprints.items())}})
 
     async def read() -> list[Any]:
-        found = []
+        entries = []
         async for message in log_messages(table):
             with suppress(ValueError, RecursionError):
                 body = masked(json.loads(message.data))
-                found.append([round(message.metadata.timestamp.timestamp(), 6), message.subject, body])
-        return found
+                entries.append([round(message.metadata.timestamp.timestamp(), 6), message.subject, body])
+        return entries
 
     lines += table.connection.call(read(), CALL_DEADLINE)
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
@@ -104,11 +99,7 @@ def _without_folders(settings: Any) -> Any:
 
 
 def load_observed(path: Path) -> Observations:
-    """Read a file of `save_observed`.
-
-    Raises:
-        ConfigError: the file does not exist, is damaged, or has another format.
-    """
+    """Read a file of `save_observed`; raises ConfigError if it is missing, damaged or of another format."""
     try:
         first, second, *rest = (json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines())
         seen = Observations(str(first["run"]), dict(first["settings"]))

@@ -98,12 +98,7 @@ class Observations:
     newest: float = 0.0
 
     def take(self, message: LogMessage, stored: float) -> None:
-        """Record a message of the log; ignore a malformed one and one with a false claim.
-
-        Args:
-            message: the event or metric.
-            stored: when the broker stored it, in Unix seconds.
-        """
+        """Record a message of the log that the broker stored at `stored`; ignore a malformed one and a false claim."""
         if message.claim:
             return
         self.newest = max(self.newest, stored)
@@ -177,12 +172,7 @@ class Observations:
         return default if value is None else value
 
     def series(self, name: str, *, of: Mapping[int, Mapping[str, float]] | None = None) -> list[tuple[int, float]]:
-        """Return a figure of the steps that have it, as (step, value) in the order of the steps.
-
-        Args:
-            name: name of the figure.
-            of: steps to read; those of the trainer if None.
-        """
+        """Return a figure of the steps that have it, as (step, value) in their order; of the trainer's by default."""
         steps = self.steps if of is None else of
         return [(step, figures[name]) for step, figures in sorted(steps.items()) if name in figures]
 

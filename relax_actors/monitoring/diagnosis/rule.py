@@ -35,12 +35,7 @@ class Rule(Protocol):
 
 
 def rule(what: str, source: str = "") -> Callable[[Check], Check]:
-    """Make a function a rule, whose name is the name of the function.
-
-    Args:
-        what: what it finds, in one line.
-        source: where the failure was published.
-    """
+    """Make a function a rule, whose name is the name of the function."""
 
     def mark(function: Check) -> Check:
         function.spec = RuleSpec(what, source)  # type: ignore[attr-defined]

@@ -22,10 +22,7 @@ def level(series: Series) -> float:
 def ends(series: Series, share: float = 0.25, least: int = 3) -> tuple[float, float] | None:
     """Return the medians of the first and of the last values of a series; None if it is too short to have both.
 
-    Args:
-        series: the series.
-        share: share of the values that are taken at either end.
-        least: fewest values at either end.
+    Either end has the `share` of the values, and at least `least`.
     """
     size = max(least, int(share * len(series)))
     if len(series) < 2 * size:

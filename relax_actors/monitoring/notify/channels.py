@@ -62,12 +62,7 @@ class Channel(Protocol):
 
 
 class Webhook:
-    """Posts messages as JSON.
-
-    Args:
-        url: address; redirects are not followed.
-        seconds: longest that a message may take.
-    """
+    """Posts messages as JSON within `seconds`; redirects are not followed."""
 
     def __init__(self, url: str, seconds: float = SECONDS) -> None:
         self._url = url
@@ -93,11 +88,7 @@ class Webhook:
 
 
 class Command:
-    """Runs a program for each message, without a shell.
-
-    Args:
-        arguments: the program and its arguments.
-    """
+    """Runs a program for each message, without a shell."""
 
     def __init__(self, arguments: tuple[str, ...]) -> None:
         self._arguments = arguments
@@ -122,14 +113,7 @@ class Command:
 
 
 class Services:
-    """Sends messages by Apprise.
-
-    Args:
-        urls: services, as Apprise names them.
-
-    Raises:
-        ConfigError: Apprise does not know one of them.
-    """
+    """Sends messages by Apprise; raises ConfigError if Apprise does not know one of them."""
 
     def __init__(self, urls: tuple[str, ...]) -> None:
         import apprise  # noqa: PLC0415 an optional package
@@ -151,18 +135,7 @@ class Services:
 
 
 def within(seconds: float, name: str, send: Callable[[], object]) -> None:
-    """Run a function in a thread, and leave it behind when it takes too long.
-
-    A timeout of an HTTP library bounds each of its waits, and so not the whole: an answer may come byte by byte.
-
-    Args:
-        seconds: longest that it may take.
-        name: what is waited for, for the error.
-        send: the function.
-
-    Raises:
-        ChannelError: it raised an error, or is not done; whether the message was delivered is then unknown.
-    """
+    """Run a function in a thread, and leave it behind when it takes longer than `seconds`; errors name it `name`."""
     errors: list[Exception] = []
 
     def run() -> None:
@@ -185,33 +158,25 @@ def within(seconds: float, name: str, send: Callable[[], object]) -> None:
 
 
 def channels_of(section: NotifySection, environment: Mapping[str, str] = os.environ) -> list[Channel]:
-    """Return the channels of a section.
-
-    Raises:
-        ConfigError: a variable is not set, a program does not exist, or a service is unknown.
-    """
-    found: list[Channel] = []
+    """Return the channels of a section; raises ConfigError for unknown services, programs and variables."""
+    channels: list[Channel] = []
     if section.webhook is not None:
-        found.append(Webhook(_resolved("notify.webhook", section.webhook, environment)))
+        channels.append(Webhook(_resolved("notify.webhook", section.webhook, environment)))
     if section.command:
         if shutil.which(section.command[0]) is None:
             msg = f"notify.command: there is no program {section.command[0]!r}; give its path"
             raise ConfigError(msg)
-        found.append(Command(section.command))
+        channels.append(Command(section.command))
     if section.apprise:
         if find_spec("apprise") is None:
             msg = "notify.apprise needs a package: pip install 'relax-actors[apprise]'"
             raise MissingPackageError(msg)
-        found.append(Services(tuple(_resolved("notify.apprise", url, environment) for url in section.apprise)))
-    return found
+        channels.append(Services(tuple(_resolved("notify.apprise", url, environment) for url in section.apprise)))
+    return channels
 
 
 def check_notify(section: NotifySection | None) -> Iterator[str]:
-    """Check that messages can be sent; sends nothing.
-
-    Raises:
-        ConfigError: as `channels_of`.
-    """
+    """Check that messages can be sent, and send nothing; raises as `channels_of`."""
     if section is not None:
         channels_of(section)
         rules = ", ".join(section.on)

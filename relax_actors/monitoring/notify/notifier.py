@@ -40,15 +40,7 @@ LOOK_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Notifier:
-    """Sends messages about one run, each at most once.
-
-    Args:
-        run: name of the run.
-        folder: its folder.
-        section: its section [notify].
-        channels: where messages go.
-        sent: claims on messages, acquired.
-    """
+    """Sends messages about one run, each at most once."""
 
     run: str
     folder: RunFolder
@@ -111,11 +103,7 @@ class Notifier:
             self.send("findings", list(new), title, text)
 
     def conclude(self, outcome: dict[str, Any] | None) -> None:
-        """Send how `relax up` ended.
-
-        Args:
-            outcome: what it said at its end; None if it said nothing, since it was killed.
-        """
+        """Send how `relax up` ended: its last line, or None if it was killed."""
         self.report_findings(at_once=True)
         if outcome is None:
             text = "`relax up` was killed, and the run is down with it; the same `relax up` resumes it"
@@ -150,10 +138,8 @@ def key_of(finding: Finding) -> str:
 def follow(notifier: Notifier, parent: IO[str] | None) -> None:
     """Look at a run until it has ended.
 
-    Args:
-        notifier: of the run.
-        parent: pipe from `relax up`, which writes its outcome as one line and closes it; None without: then the end of
-            the run is seen in its record.
+    `relax up` writes its outcome to the pipe `parent` as one line and closes it; without a pipe the end of the run is
+    seen in its record.
     """
     every = min(notifier.section.every, LOOK_SECONDS)
     looking: threading.Thread | None = None

@@ -17,11 +17,7 @@ MAX_KEYS = 2000
 
 
 class Sent:
-    """Claims on messages, by key. One process at a time holds them.
-
-    Args:
-        path: file of the claims; a file beside it is the lock.
-    """
+    """Claims on messages, by key, in a file. One process at a time holds them, by a lock beside it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -24,11 +24,9 @@ PUBLIC = "public:"
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Server of `/metrics`, in threads of its own.
+    """Server of `/metrics`, which `page` returns, in threads of its own.
 
-    Args:
-        target: `port`, `host:port` or `public:host:port`; 127.0.0.1 if no host is given.
-        page: returns the page.
+    The target is `port`, `host:port` or `public:host:port`; 127.0.0.1 if no host is given.
 
     Raises:
         ConfigError: the address is invalid or in use, or is no loopback address and not marked as public.
@@ -125,11 +123,7 @@ class _Request(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read some bytes.
-
-        Raises:
-            TimeoutError: the request is not complete after `MAX_SECONDS` or `MAX_REQUEST`; its connection is closed.
-        """
+        """Read some bytes; raises TimeoutError, and closes, after `MAX_SECONDS` or `MAX_REQUEST`."""
         if self._left <= 0:
             msg = f"more than {MAX_REQUEST} bytes"
             raise TimeoutError(msg)

@@ -39,10 +39,8 @@ ReadStep = Callable[[int, LogMessage], Timeline]
 class OtlpSink:
     """Exports steps in a thread of its own, so that the view never waits for a collector.
 
-    Args:
-        url: address of the collector, such as `http://127.0.0.1:4318/v1/traces`; the path may be left out.
-        run: name of the run.
-        read_step: returns the timeline of a step by its metric; called in the sink's thread.
+    The path of the collector's address, such as `http://127.0.0.1:4318/v1/traces`, may be left out. `read_step` returns
+    the timeline of a step by its metric.
 
     Raises:
         ConfigError: the URL is none, or the extra `otlp` is not installed.
@@ -107,23 +105,18 @@ def _exporter(url: str) -> Any:
 
 
 def spans_of(run: str, timeline: Timeline) -> list[ReadableSpan]:
-    """Return the spans of a timeline as OpenTelemetry has them.
-
-    Args:
-        run: name of the run.
-        timeline: timeline of the run or a part of it.
-    """
+    """Return the spans of a timeline, or a part of one, as OpenTelemetry has them."""
     rows: defaultdict[str, list[Span]] = defaultdict(list)
-    found = []
+    exported = []
     for span in timeline.spans:
         if span.row:
             rows[span.row].append(span)
         else:
             place = f"step/{span.step}"
-            found.append(_span(run, span, place, f"{place}/{span.actor}/{span.name}", None, []))
+            exported.append(_span(run, span, place, f"{place}/{span.actor}/{span.name}", None, []))
     for row, spans in rows.items():
-        found += _row(run, row, spans)
-    return found
+        exported += _row(run, row, spans)
+    return exported
 
 
 def _row(run: str, row: str, spans: list[Span]) -> Iterator[ReadableSpan]:
@@ -170,13 +163,7 @@ def _span(run: str, span: Span, trace: str, name: str, parent: SpanContext | Non
 
 
 def context(run: str, trace: str, name: str) -> SpanContext:
-    """Return the ids of a span; they follow from the names alone.
-
-    Args:
-        run: name of the run.
-        trace: row or step that the trace is about.
-        name: name of the span in the trace.
-    """
+    """Return the ids of a span, which follow from the names of run, trace (a row or a step) and span alone."""
     from opentelemetry.trace import SpanContext, TraceFlags
 
     return SpanContext(

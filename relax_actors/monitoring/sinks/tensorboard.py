@@ -12,11 +12,7 @@ from relax_actors.monitoring.sinks.base import KnownNames
 
 
 class TensorBoard:
-    """Sink of scalars `step/<name>` by optimizer step, and `eval/reward` by version.
-
-    Args:
-        target: folder of the event files; created if needed.
-        run: name of the run; not used.
+    """Sink of scalars `step/<name>` by optimizer step, and `eval/reward` by version, in the folder `target`.
 
     Raises:
         ConfigError: TensorBoard is not installed.
@@ -38,9 +34,9 @@ class TensorBoard:
 
     def take(self, message: LogMessage) -> None:
         """Write the scalars of a step or an evaluation, with the time of the message."""
-        if (found := message.scalars()) is None:
+        if (figures := message.scalars()) is None:
             return
-        step, scalars = found
+        step, scalars = figures
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in self._names.keep(scalars).items()]
         at = message.body.get("time")
         time = float(at) if isinstance(at, int | float) and abs(at) <= sys.float_info.max else 0.0

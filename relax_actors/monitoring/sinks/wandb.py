@@ -14,10 +14,6 @@ class WeightsAndBiases:
 
     wandb itself is configured as usual: `wandb login`, or `WANDB_MODE=offline` and `WANDB_DIR`.
 
-    Args:
-        target: project.
-        run: name of the run.
-
     Raises:
         ConfigError: wandb is not installed, or its service refuses.
     """
@@ -41,8 +37,8 @@ class WeightsAndBiases:
 
     def take(self, message: LogMessage) -> None:
         """Log the scalars of a step or an evaluation."""
-        if (found := message.scalars()) is not None:
-            step, scalars = found
+        if (figures := message.scalars()) is not None:
+            step, scalars = figures
             self._run.log({"step": step, **self._names.keep(scalars)})
 
     def close(self) -> None:

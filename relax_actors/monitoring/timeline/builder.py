@@ -43,11 +43,7 @@ Cells = dict[str, tuple[float, str]]
 
 
 class Builder:
-    """Collects cells and messages.
-
-    Args:
-        run: name of the run.
-    """
+    """Collects cells and messages."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -73,12 +69,8 @@ class Builder:
     ) -> None:
         """Record a turn of a sample of a row, on a lane of the sample.
 
-        Args:
-            row: id of the row.
-            place: index of the sample, attempt of its episode, and number of the turn in the attempt.
-            begun: when the row was admitted: the first turn could begin.
-            stored: when the turn was stored.
-            facts: facts about the turn.
+        `place` is the index of the sample, the attempt of its episode, and the number of the turn in the attempt. The
+        first turn could begin when the row was admitted, at `begun`.
         """
         sample, attempt, number = place
         begin = self._ends.get((str(row), sample), begun)

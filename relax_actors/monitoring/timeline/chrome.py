@@ -16,12 +16,7 @@ from relax_actors.monitoring.timeline.span import Span, Timeline
 
 
 def chrome_trace(timeline: Timeline, profiles: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the trace as plain data.
-
-    Args:
-        timeline: what to write.
-        profiles: names of the run's profiles, traces of their own, as `otherData` lists them.
-    """
+    """Return the trace as plain data; `otherData` lists the run's profiles, which are traces of their own."""
     events: list[dict[str, Any]] = []
     roles: dict[str, int] = {}
     threads: dict[str, tuple[int, int]] = {}
@@ -75,7 +70,7 @@ def _span(span: Span, pid: int, tid: int) -> dict[str, Any]:
 
 def _arrows(flows: dict[str, list[tuple[Span, int, int]]]) -> list[dict[str, Any]]:
     """Return an arrow from each span of a row to the next one that begins when it has ended."""
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for row, spans in flows.items():
         spans.sort(key=lambda entry: entry[0].end)
         for (before, *source), (after, *target) in pairwise(spans):
@@ -83,10 +78,10 @@ def _arrows(flows: dict[str, list[tuple[Span, int, int]]]) -> list[dict[str, Any
                 continue
             arrow = {"name": "row", "cat": "row", "id": f"{row} {after.name}"}
             pid, tid = source
-            found.append({"ph": "s", **arrow, "pid": pid, "tid": tid, "ts": _micro(before.end)})
+            events.append({"ph": "s", **arrow, "pid": pid, "tid": tid, "ts": _micro(before.end)})
             pid, tid = target
-            found.append({"ph": "f", "bp": "e", **arrow, "pid": pid, "tid": tid, "ts": _micro(after.begin)})
-    return found
+            events.append({"ph": "f", "bp": "e", **arrow, "pid": pid, "tid": tid, "ts": _micro(after.begin)})
+    return events
 
 
 def _micro(seconds: float) -> int:

@@ -25,11 +25,7 @@ ORDER = (
 
 
 def laid_out(spans: Iterable[Span]) -> list[tuple[str, list[list[Span]]]]:
-    """Return the lanes of each actor; the spans of a lane do not overlap.
-
-    Args:
-        spans: spans in any order.
-    """
+    """Return the lanes of each actor; the spans of a lane do not overlap."""
     by_actor: defaultdict[str, list[Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: (span.begin, span.end)):
         by_actor[span.actor].append(span)

@@ -97,5 +97,5 @@ async def _last_answer(
 
 def profiles_of(folder: RunFolder) -> list[Path]:
     """Return the written traces of a run, oldest first."""
-    found = [path for path in folder.profiles.glob("[!.]*.json.gz") if path.is_file() and not path.is_symlink()]
-    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))
+    paths = [path for path in folder.profiles.glob("[!.]*.json.gz") if path.is_file() and not path.is_symlink()]
+    return sorted(paths, key=lambda path: (path.stat().st_mtime, path.name))

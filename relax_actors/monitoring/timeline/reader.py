@@ -32,12 +32,8 @@ async def read_timeline(connection: Connection, rows: RowReader) -> Timeline:
 async def read_step(connection: Connection, rows: RowReader, step: int, message: LogMessage | None = None) -> Timeline:
     """Return the timeline of a step: its rows, from the table or the record, and what the trainer did.
 
-    Args:
-        connection: of an observer.
-        rows: reader of the run's rows.
-        step: number of the step.
-        message: the metric of the step, if that is known; the log is then not read, there are no events, and samples
-            of several turns have spans of their own.
+    If the metric of the step is given, the log is not read, there are no events, and samples of several turns have
+    spans of their own.
 
     Raises:
         ConfigError: nothing of the step is left, or it has not begun.
@@ -61,13 +57,7 @@ async def read_step(connection: Connection, rows: RowReader, step: int, message:
 
 
 async def read_row(connection: Connection, rows: RowReader, row: RowId, session: int | None = None) -> Timeline:
-    """Return the timeline of one row, with a lane for each of its samples that has turns.
-
-    Args:
-        connection: of an observer.
-        rows: reader of the run's rows.
-        row: id of the row.
-        session: number of the only sample whose turns are shown; all by default.
+    """Return the timeline of one row, with a lane for each of its samples that has turns, or for `session` alone.
 
     Raises:
         ConfigError: neither the table nor the record has it, or the sample has no turns.
@@ -87,11 +77,7 @@ async def read_row(connection: Connection, rows: RowReader, row: RowId, session:
 
 
 def within(timeline: Timeline, step: int, what: str) -> Timeline:
-    """Return the spans of a step, and the instants that lie between them.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Return the spans of a step, and the instants that lie between them; raises ConfigError if there are none."""
     spans = tuple(span for span in timeline.spans if span.step == step)
     if not spans:
         msg = f"nothing of {what} is left in the table and the record, or it has not begun; record.every = 1 keeps all"

@@ -35,11 +35,7 @@ def packed(value: Any, handle: Callable[[Any], int]) -> Any:
 
 
 def unpacked(body: Any, held: Callable[[int], Any]) -> Any:
-    """Return the value that `packed` made JSON types of; `held` returns the object with a number.
-
-    Raises:
-        Exception: `packed` has not made it.
-    """
+    """Return the value that `packed` made JSON types of, or raise; `held` returns the object with a number."""
     if body is None or isinstance(body, (bool, int, str)):
         return body
     ((kind, item),) = body.items()
@@ -52,12 +48,7 @@ def unpacked(body: Any, held: Callable[[int], Any]) -> Any:
 
 
 class Channel:
-    """Two pipes to the other sandbox.
-
-    Args:
-        read: descriptor to read from.
-        write: descriptor to write to.
-    """
+    """Two pipes to the other sandbox."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write, self._rest = read, write, b""
@@ -69,11 +60,7 @@ class Channel:
             data = data[os.write(self._write, data) :]
 
     def receive(self) -> Any:
-        """Receive JSON types.
-
-        Raises:
-            EOFError: the other side has ended, or sent a line that is too long.
-        """
+        """Receive JSON types; raises EOFError if the other side has ended, or sent a line that is too long."""
         while b"\n" not in self._rest:
             data = os.read(self._read, 1 << 16)
             self._rest += data

@@ -92,21 +92,12 @@ class CodeTests:
         self._places = asyncio.Semaphore(concurrent or len(os.sched_getaffinity(0)))
 
     def check_requirements(self) -> None:
-        """Check that programs can be run here.
-
-        Raises:
-            ConfigError: no sandbox can be created.
-        """
+        """Check that programs can be run here; raises ConfigError if no sandbox can be created."""
         if self._sandbox == "bubblewrap":
             check_bubblewrap("reward.options.code_tests.sandbox")
 
     async def __call__(self, completion: str, prompt: Prompt) -> float:
-        """Return the reward of a completion.
-
-        Raises:
-            RowError: the row has no tests.
-            ActorError: no sandbox could be started.
-        """
+        """Return the reward of a completion; raises RowError without tests, ActorError without a sandbox."""
         tests, entry = tests_of(prompt)
         program = program_of(completion).encode(errors="replace").decode()
         if not program.strip() or "\0" in program or len(program.encode()) > LARGEST:
@@ -130,11 +121,7 @@ class CodeTests:
         return passed
 
     def _prints(self, program: str, test: InputTest, limits: Limits) -> bool:
-        """Run a program with a test's input.
-
-        Raises:
-            ActorError: the sandbox could not be started.
-        """
+        """Run a program with a test's input; raises ActorError if the sandbox could not be started."""
         read, write = os.pipe()
         with os.fdopen(read, "rb") as begun:
             try:
@@ -147,11 +134,7 @@ class CodeTests:
         return not ended.problem and _lines(ended.output) == _lines(test.expected)
 
     def _run_statements(self, program: str, tests: Sequence[str], entry: str | None) -> list[bool]:
-        """Run statements in one sandbox against the program in another one; return which pass.
-
-        Raises:
-            ActorError: a sandbox could not be started.
-        """
+        """Run statements in one sandbox on a program in another; return which pass. Raises ActorError."""
         given = json.dumps({"program": program, "tests": tests, "entry": entry}).encode()
         with ExitStack() as stack:
             ours = stack.enter_context(ExitStack())
@@ -220,21 +203,21 @@ def tests_of(prompt: Prompt) -> tuple[list[InputTest] | list[str], str | None]:
         RowError: there are none, they are neither all statements nor all inputs with outputs, or a statement uses no
             name of the program.
     """
-    found, entry = prompt.metadata.get("tests"), prompt.metadata.get("entry_point")
+    tests, entry = prompt.metadata.get("tests"), prompt.metadata.get("entry_point")
     match prompt.metadata:
-        case {"test": str(test), "entry_point": str(name)} if found is None and name.isidentifier():
+        case {"test": str(test), "entry_point": str(name)} if tests is None and name.isidentifier():
             return [f"{test}\ncheck({name})"], name
     if entry is None or (isinstance(entry, str) and entry.isidentifier()):
-        if isinstance(found, list) and found and all(isinstance(test, str) for test in found):
-            if entry is None and (idle := next((test for test in found if not uses_program(test)), None)):
+        if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
+            if entry is None and (idle := next((test for test in tests if not uses_program(test)), None)):
                 msg = f"reward code_tests: the statement {idle!r:.80} uses no name of the program; set entry_point"
                 raise RowError(msg)
-            return found, entry
-        if isinstance(found, list) and found and all(_is_input(test) for test in found):
-            return [InputTest(test["input"], test["output"]) for test in found], None
+            return tests, entry
+        if isinstance(tests, list) and tests and all(_is_input(test) for test in tests):
+            return [InputTest(test["input"], test["output"]) for test in tests], None
     msg = (
         f"reward code_tests reads the field tests of a row as a list of statements or of {{input, output}}, it is "
-        f"{found!r:.80}; the row has {sorted(prompt.metadata)}"
+        f"{tests!r:.80}; the row has {sorted(prompt.metadata)}"
     )
     raise RowError(msg)
 

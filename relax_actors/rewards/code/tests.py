@@ -57,24 +57,20 @@ def number_of(value: Any) -> int:
 
 
 def ask(kind: str, number: int, name: str, arguments: Any, keywords: Any) -> Any:
-    """Ask the program for a value.
-
-    Raises:
-        Exception: of the type that the program raised, if it is one of Python's own, else RuntimeError.
-    """
+    """Ask the program for a value; raises what it raised, if one of Python's own, else RuntimeError."""
     channel.send([kind, number, name, packed(arguments, number_of), packed(keywords, number_of)])
-    found = channel.receive()
-    if found[0] == "value":
-        return unpacked(found[1], Remote)
-    kind_of_error = getattr(builtins, str(found[1]), None)
+    reply = channel.receive()
+    if reply[0] == "value":
+        return unpacked(reply[1], Remote)
+    kind_of_error = getattr(builtins, str(reply[1]), None)
     if not (isinstance(kind_of_error, type) and issubclass(kind_of_error, Exception)):
         kind_of_error = RuntimeError
     if issubclass(kind_of_error, (StopIteration, StopAsyncIteration)):
         kind_of_error = RuntimeError  # it would end a loop of the test early
     try:
-        error = kind_of_error(str(found[2]))
+        error = kind_of_error(str(reply[2]))
     except TypeError:  # such as UnicodeDecodeError, which takes more than a text
-        error = RuntimeError(str(found[2]))
+        error = RuntimeError(str(reply[2]))
     raise error
 
 

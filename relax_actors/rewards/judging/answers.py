@@ -17,11 +17,7 @@ CHOOSE_ALONE = "Answer with A or B alone: the better response."
 
 
 def read_grade(text: str, most: int) -> float:
-    """Return the grade in an answer, divided by the highest one.
-
-    Raises:
-        ValueError: the answer does not end with an object that has a grade.
-    """
+    """Return the grade that an answer ends with, divided by the highest one; raises ValueError if it has none."""
     score = object_at_end(text).get("score")
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= most:
         msg = f"the judge gives the score {score!r:.80}, not a number from 0 to {most}"
@@ -30,11 +26,7 @@ def read_grade(text: str, most: int) -> float:
 
 
 def read_choice(text: str) -> float:
-    """Return the share of response A in an answer.
-
-    Raises:
-        ValueError: the answer does not end with an object that has a choice.
-    """
+    """Return the share of response A that an answer ends with; raises ValueError if it has none."""
     better = object_at_end(text).get("better")
     if not isinstance(better, str) or better not in SHARES:
         msg = f"the judge calls {better!r:.80} better, not A, B or equal"
@@ -43,20 +35,16 @@ def read_choice(text: str) -> float:
 
 
 def object_at_end(text: str) -> dict[str, Any]:
-    """Return the JSON object that a text ends with; objects that it quotes elsewhere do not count.
-
-    Raises:
-        ValueError: it ends with none.
-    """
+    """Return the JSON object that a text ends with, not one that it quotes; raises ValueError without one."""
     rest = text.rstrip().removesuffix("```").rstrip()
     begin = -1
     while rest.endswith("}") and (begin := rest.find("{", begin + 1)) >= 0:
         try:
-            found = json.loads(rest[begin:])
+            parsed = json.loads(rest[begin:])
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
-            return found
+        if isinstance(parsed, dict):
+            return parsed
     msg = f"the judge's answer does not end with a JSON object: {text!r:.200}"
     raise ValueError(msg)
 

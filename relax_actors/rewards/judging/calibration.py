@@ -44,11 +44,7 @@ class Calibration:
 
     @classmethod
     def of_file(cls, file: Path, grading: Grading, least: float, setting: str) -> Calibration:
-        """Read examples, one a line.
-
-        Raises:
-            ConfigError: the file cannot be read, a line is not a valid example, or no two of them can be compared.
-        """
+        """Read examples, one a line; raises ConfigError if one is malformed, or no two can be compared."""
         where = f"{setting}.calibration = {str(file)!r}"
         try:
             lines = file.read_text(encoding="utf-8").split("\n")
@@ -56,12 +52,12 @@ class Calibration:
             msg = f"{where} cannot be read: {error}"
             raise ConfigError(msg) from error
         examples = [_example(line, f"{where}, line {i}", grading) for i, line in enumerate(lines, 1) if line.strip()]
-        found = cls(examples, grading, least, setting)
-        if not any(found.pairs()):
+        calibration = cls(examples, grading, least, setting)
+        if not any(calibration.pairs()):
             of_one = " of one prompt" if grading.mode == "pairwise" else ""
             msg = f"{where} has no two examples{of_one} with different scores; add some"
             raise ConfigError(msg)
-        return found
+        return calibration
 
     def pairs(self) -> Iterator[tuple[int, int]]:
         """Yield the indices of examples with different scores, the better one first."""
@@ -75,21 +71,17 @@ class Calibration:
         """Return what to ask: about each example, or each pair in both orders."""
         if self.grading.mode != "pairwise":
             return [self.grading.single(example.completion, example.prompt) for example in self.examples]
-        found = []
+        asked = []
         for better, worse in self.pairs():
             one, other = self.examples[better], self.examples[worse]
-            found += [
+            asked += [
                 self.grading.comparison(one.completion, other.completion, one.prompt),
                 self.grading.comparison(other.completion, one.completion, one.prompt),
             ]
-        return found
+        return asked
 
     def agreement(self, answers: Sequence[float]) -> float:
-        """Return the share of pairs that the answers order as the scores do; a tie counts half.
-
-        Raises:
-            ConfigError: it is less than `least`.
-        """
+        """Return the share of pairs ordered as the scores do, a tie half; raises ConfigError below `least`."""
         if self.grading.mode == "pairwise":
             shares = [(there + 1.0 - back) / 2 for there, back in zip(answers[::2], answers[1::2], strict=True)]
         else:

@@ -18,22 +18,17 @@ NORMALISED = frozenset('"\\<[')
 
 
 def escaped(text: str, special: Iterable[str] = ()) -> str:
-    """Return a text as the inside of a JSON string; it contains no quote, line break, `<`, `[` or special token.
-
-    Args:
-        text: what a user or a policy wrote.
-        special: texts of the special tokens of the judge's tokenizer, if they are known.
-    """
-    found = json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', _code('"'))
-    if not found.isascii():
-        hidden = {c for c in found if not c.isascii() and NORMALISED & {*unicodedata.normalize("NFKC", c)}}
-        found = "".join(_code(character) if character in hidden else character for character in found)
+    """Return a text as the inside of a JSON string; it contains no quote, line break, `<`, `[` or special token."""
+    written = json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', _code('"'))
+    if not written.isascii():
+        hidden = {c for c in written if not c.isascii() and NORMALISED & {*unicodedata.normalize("NFKC", c)}}
+        written = "".join(_code(character) if character in hidden else character for character in written)
     for sign in SIGNS:
-        found = found.replace(sign, _code(sign))
+        written = written.replace(sign, _code(sign))
     for token in special:
-        if token and token in found:
-            found = found.replace(token, _code(token[0]) + token[1:])
-    return found
+        if token and token in written:
+            written = written.replace(token, _code(token[0]) + token[1:])
+    return written
 
 
 def material(parts: Mapping[str, str], special: Iterable[str] = ()) -> str:

@@ -54,11 +54,7 @@ class Grading:
         return ("prompt", "response", "answer") if self.mode == "reference" else ("prompt", "response")
 
     def questions(self, completions: Sequence[str], prompt: Prompt) -> list[Question]:
-        """Return what to ask about the samples of a row.
-
-        Raises:
-            RowError: the mode "reference" has no answer to compare with.
-        """
+        """Return what to ask about the samples of a row; raises RowError if a "reference" is missing."""
         if self.mode == "pairwise":
             orders = itertools.permutations(range(len(completions)), 2)
             return [self.comparison(completions[i], completions[k], prompt) for i, k in orders]
@@ -76,9 +72,8 @@ class Grading:
     def rewards(self, answers: Sequence[float], samples: int) -> list[float]:
         """Return the rewards of the samples of a row, from 0 to 1.
 
-        Args:
-            answers: from 0 to 1 for each of `questions`: the grade, or the share of the first response.
-            samples: number of samples. The reward of a comparison is the share of wins; that of one sample 0.5.
+        `answers` has the answer to each of `questions`, from 0 to 1: the grade, or the share of the first response. The
+        reward of a comparison is the share of wins; that of one sample 0.5.
         """
         if self.mode != "pairwise":
             return list(answers)
@@ -91,13 +86,7 @@ class Grading:
         return [total / (samples - 1) for total in totals]
 
     def messages(self, question: Question, how: str, special: Sequence[str] = ()) -> list[dict[str, str]]:
-        """Return the chat messages of a question.
-
-        Args:
-            question: its texts.
-            how: form of the answer.
-            special: special tokens of the judge; see `material`.
-        """
+        """Return the chat messages of a question."""
         titled = material({TITLES[name]: text for name, text in question.items()}, special)
         return [
             {"role": "system", "content": _ROLE},
@@ -106,11 +95,7 @@ class Grading:
 
 
 def rubric_of(rubric: str, file: Path | None, setting: str) -> str:
-    """Return the rubric, or the text of its file.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Return the rubric, or the text of its file; raises ConfigError if the file cannot be read."""
     try:
         return rubric if file is None else file.read_text()
     except (OSError, UnicodeDecodeError) as error:

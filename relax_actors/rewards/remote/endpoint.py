@@ -89,7 +89,7 @@ class Endpoint:
                 limit = min(left, max(SHORTEST_TRY, self._deadline / TRIES))
                 try:
                     async with asyncio.timeout(limit):
-                        found = await self._tried_alone_while_down(data, read)
+                        answer = await self._tried_alone_while_down(data, read)
                 except TimeoutError:
                     why = why or f"no answer within {limit:.3g} seconds"
                 except (httpx.HTTPError, EndpointError) as error:
@@ -98,7 +98,7 @@ class Endpoint:
                     why, answered = str(error), True
                 else:
                     self._failures = 0
-                    return found
+                    return answer
                 self._failures += 1
                 await asyncio.sleep(max(0.0, min(pause, end - time.monotonic())))
                 pause = min(2 * pause, LONGEST_PAUSE)

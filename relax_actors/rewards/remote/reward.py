@@ -61,11 +61,7 @@ class Remote:
 
 
 def _scores(answer: Any, expected: int) -> list[float | Score]:
-    """Return the rewards in an answer.
-
-    Raises:
-        ValueError: it has none for some sample.
-    """
+    """Return the rewards in an answer; raises ValueError if it has none for some sample."""
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list) or len(rewards) != expected:
         msg = f"the answer is {answer!r:.200}, not {{'rewards': [...]}} with {expected} rewards"

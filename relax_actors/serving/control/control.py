@@ -47,10 +47,7 @@ class RunFacts:
 class Control:
     """Requests, shows and cancels operations. All methods run in the loop of the broker's connection.
 
-    Args:
-        log: log of the run's operations.
-        leases: returns the leases of nodes and actors.
-        facts: see `RunFacts`.
+    `leases` returns the leases of nodes and actors.
     """
 
     def __init__(self, log: OperationLog, leases: Callable[[], Awaitable[Leases]], facts: RunFacts) -> None:
@@ -83,11 +80,7 @@ class Control:
         return plan if body.dry_run and known is None else await self._request(request)
 
     async def add_engine(self, body: EngineBody) -> Operation:
-        """Request that an external server joins the run.
-
-        Raises:
-            ApiError: as of `check_engine`.
-        """
+        """Request that an external server joins the run; raises as `check_engine`."""
         if (known := await self.check_engine(body)) is not None:
             return known
         request = OperationRequest(
@@ -130,11 +123,7 @@ class Control:
         return None
 
     async def remove_engine(self, engine: int, body: RemoveBody) -> Operation:
-        """Request that an external engine leaves the run.
-
-        Raises:
-            ApiError: there is no such engine, or it is the last rollout.
-        """
+        """Request that an external engine leaves the run; raises ApiError for an unknown or the last one."""
         history = await self._log.read_async()
         if (known := history.with_key(body.idempotency_key)) is None:
             engines = {o.id: o for o in history.engines()}
@@ -187,14 +176,14 @@ class Control:
     async def roles(self) -> dict[str, Any]:
         """Return the roles that have actors, as JSON."""
         leases = await self._leases()
-        found: dict[str, list[dict[str, Any]]] = {}
+        by_role: dict[str, list[dict[str, Any]]] = {}
         for _, node in sorted(nodes_of(leases).items()):
             for name in node.children:
                 lease = leases.get(name, {})
                 shown = {**_shown_actor(node, name, lease, None), "code": lease.get("code", "")}
                 shown["handled"] = lease.get("handled", 0)
-                found.setdefault(name.rpartition(".")[0], []).append(shown)
-        return {"roles": [{"role": role, "actors": actors} for role, actors in found.items()], "total": len(found)}
+                by_role.setdefault(name.rpartition(".")[0], []).append(shown)
+        return {"roles": [{"role": role, "actors": actors} for role, actors in by_role.items()], "total": len(by_role)}
 
     async def _refuse_last(self, engine: Operation) -> None:
         nodes = nodes_of(await self._leases()).values()
@@ -216,23 +205,15 @@ class Control:
         return await self._log.read_async()
 
     async def operation(self, number: int) -> Operation:
-        """Return one operation.
-
-        Raises:
-            ApiError: there is none of this number.
-        """
-        found = (await self._log.read_async()).operations.get(number)
-        if found is None:
+        """Return one operation; raises ApiError if there is none of this number."""
+        known = (await self._log.read_async()).operations.get(number)
+        if known is None:
             msg = f"there is no operation {number}; GET /v1/operations lists the operations"
             raise ApiError(404, msg, "not_found")
-        return found
+        return known
 
     async def cancel(self, number: int, reason: str) -> Operation:
-        """Cancel an operation that is not yet HEALTH_CHECKING.
-
-        Raises:
-            ApiError: there is none of this number, or it has gone too far.
-        """
+        """Cancel an operation that is not yet HEALTH_CHECKING; raises ApiError for others."""
         await self.operation(number)
         try:
             return await self._log.cancel_async(number, reason)

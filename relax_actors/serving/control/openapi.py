@@ -38,11 +38,7 @@ _ERRORS = {
 
 
 def description(routes: Iterable[tuple[str, str, Handler]]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of some routes.
-
-    Args:
-        routes: method, path and handler of each.
-    """
+    """Return the OpenAPI 3.1 document of some routes."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {}
     for method, path, handler in routes:

@@ -90,11 +90,7 @@ class RelaxRoutes:
         return self._begun([await self._control.remove_engine(o.id, remove) for o in leaving])
 
     async def _have(self, wanted: int, *, out: bool) -> int:
-        """Return the number of the run's own engines on the node of `relax up`.
-
-        Raises:
-            ApiError: the wanted number would change it in the other direction.
-        """
+        """Return the run's own engines on the node of `relax up`; raises ApiError if the direction is wrong."""
         plan = await self._control.scale(ScaleBody(target=wanted, delta=None, dry_run=True))
         have = plan.before if isinstance(plan, OperationPlan) else wanted
         if (wanted < have) if out else (wanted > have):
@@ -125,8 +121,8 @@ class RelaxRoutes:
         status = request.query_params.get("status", "")
         history = (await self._control.history()).operations.values()
         shown = [_shown([o]) for o in history if o.request.role == "rollout" and _removes(o) == removes]
-        found = [entry for entry in shown if status in ("", entry["status"])]
-        return JSONResponse({"requests": found, "total_count": len(found)})
+        entries = [entry for entry in shown if status in ("", entry["status"])]
+        return JSONResponse({"requests": entries, "total_count": len(entries)})
 
     async def show(self, request: Request, _: str) -> Response:
         """Show a request."""
@@ -155,7 +151,7 @@ class RelaxRoutes:
     async def engines(self, request: Request, _: str) -> Response:
         """List the engines by model, in Relax's second schema."""
         del request
-        found = await self._control.rollouts()
+        topology = await self._control.rollouts()
         engines = [
             {
                 "engine_id": actor["actor"],
@@ -163,10 +159,10 @@ class RelaxRoutes:
                 "status": "ACTIVE" if actor["phase"] == "ready" else actor["phase"].upper(),
                 "is_healthy": actor["phase"] == "ready",
             }
-            for actor in found["rollouts"]
+            for actor in topology["rollouts"]
         ]
         body = {"models": {"default": {"engines": engines}}, "total_engines": len(engines)}
-        return JSONResponse({"schema_version": 2, **body, "topology_revision": found["revision"]})
+        return JSONResponse({"schema_version": 2, **body, "topology_revision": topology["revision"]})
 
 
 def _removes(operation: Operation) -> bool:

@@ -92,8 +92,8 @@ class ControlRoutes:
         if state and state not in State.__members__:
             msg = f"state {state[:40]!r} does not exist; states are {', '.join(State.__members__)}"
             raise ApiError(400, msg, "invalid_request")
-        found = [o for o in (await self._control.history()).operations.values() if state in ("", o.state)]
-        return JSONResponse({"operations": [o.shown() for o in found], "total": len(found)})
+        shown = [o for o in (await self._control.history()).operations.values() if state in ("", o.state)]
+        return JSONResponse({"operations": [o.shown() for o in shown], "total": len(shown)})
 
     async def operation(self, request: Request, _: str) -> Response:
         """Show one operation with the times of its states."""
@@ -114,11 +114,7 @@ class ControlRoutes:
 
 
 async def body_of(request: Request, model: type[Body]) -> Body:
-    """Return the checked body of a request; the header `Idempotency-Key` takes the place of the field.
-
-    Raises:
-        ApiError: the body does not fit.
-    """
+    """Return a request's checked body, with the header `Idempotency-Key` for the field; raises ApiError."""
     body = await read_object(request, MAX_BODY)
     if (key := request.headers.get("idempotency-key")) and "idempotency_key" in model.model_fields:
         body.setdefault("idempotency_key", key)
@@ -126,11 +122,7 @@ async def body_of(request: Request, model: type[Body]) -> Body:
 
 
 def number_of(request: Request) -> int:
-    """Return the number in the path of a request.
-
-    Raises:
-        ApiError: it is none.
-    """
+    """Return the number in the path of a request; raises ApiError if it is none."""
     text = str(request.path_params["number"])
     if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
         raise ApiError(404, f"{text[:40]!r} is no id; ids are numbers, see GET /v1/operations", "not_found")

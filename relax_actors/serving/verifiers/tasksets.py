@@ -44,11 +44,7 @@ class TasksetEnvironment:
         return iter(load_environment(self._config).taskset)
 
     def examples(self, split: str) -> Iterator[Example]:
-        """Yield the tasks of the taskset.
-
-        Raises:
-            VerifiersError: `split` is not "train".
-        """
+        """Yield the tasks of the taskset; raises VerifiersError if `split` is not "train"."""
         if split != "train":
             msg = f"a taskset has one stream of tasks, no split {split!r}; divide the file that --rows writes"
             raise VerifiersError(msg)
@@ -61,11 +57,7 @@ class TasksetEnvironment:
         return _example(self._tasks[index]) if split == "train" and index < len(self._tasks) else None
 
     async def run(self, example: Example, task: AgentTask) -> AgentResult:
-        """Run and score an episode whose agent asks the session.
-
-        Raises:
-            VerifiersError: the episode failed, or has several traces of the policy.
-        """
+        """Run and score an episode whose agent asks the session; raises VerifiersError if it failed."""
         from verifiers.v1 import EvalClientConfig, ModelContext  # noqa: PLC0415
 
         variable = f"RELAX_SESSION_{task.session}"

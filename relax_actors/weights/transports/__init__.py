@@ -15,11 +15,7 @@ from relax_actors.weights.transports.base import Receiver, Sender, WeightTranspo
 
 
 def transport_class(config: Config) -> Any:
-    """Return the class of the transport that a run configures; see `WeightTransport`.
-
-    Raises:
-        ConfigError: it cannot be imported, or lacks a method.
-    """
+    """Return the class of a run's transport; raises ConfigError if it does not import or lacks a method."""
     return WEIGHT_TRANSPORTS.load(config.weights.transport, "weights.transport")
 
 

@@ -48,30 +48,11 @@ class WeightTransport(Protocol):
 
     @staticmethod
     def check(config: Config, here: Collection[str]) -> Iterator[str]:  # noqa: ARG004 of a protocol
-        """Check the configuration before a run starts.
-
-        Args:
-            config: configuration of the run.
-            here: roles whose actors start on this machine.
-
-        Yields:
-            Notes for the user.
-
-        Raises:
-            ConfigError: the transport cannot work with this configuration, or on this machine.
-        """
+        """Check the configuration before a run starts; `here` are the roles whose actors start on this machine."""
         yield from ()
 
     def make_sender(self, engine: WeightProducer) -> Sender:
-        """Return the trainer's end.
-
-        Raises:
-            ConfigError: the engine cannot send.
-        """
+        """Return the trainer's end; raises ConfigError if the engine cannot send."""
 
     def make_receiver(self, *, follows: bool) -> Receiver:
-        """Return an actor's end.
-
-        Args:
-            follows: whether the actor follows the newest version. If not, it asks for single, older ones.
-        """
+        """Return an actor's end; unless it `follows` the newest version, it asks for single, older ones."""

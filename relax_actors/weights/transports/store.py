@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class StoreTransport(WeightTransport):
-    """Sends nothing; receivers read the files. See `WeightTransport`.
-
-    Args:
-        context: of the actor.
-    """
+    """Sends nothing; receivers read the files. See `WeightTransport`."""
 
     def __init__(self, context: Context) -> None:
         self._table = context.table
@@ -48,11 +44,7 @@ class StoreSender:
 
 
 class StoreReceiver:
-    """Reads the files that lead from a copy, or from the last full set, to a version.
-
-    Args:
-        table: of the run.
-    """
+    """Reads the files that lead from a copy, or from the last full set, to a version."""
 
     def __init__(self, table: Table) -> None:
         self._table = table

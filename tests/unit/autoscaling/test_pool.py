@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relax_actors.autoscaling.place import Place, place_for
+from relax_actors.autoscaling.decision import Place, place_for
 from relax_actors.config import load_config
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import ConfigError

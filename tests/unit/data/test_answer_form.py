@@ -23,6 +23,7 @@ from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages.generate import MAX_GRAMMAR
 from tests.support.chat_folder import make_chat_folder, make_word_folder
 from tests.support.chat_templates import MISTRAL
+from tests.support.messages import assert_says
 from tests.support.scripted_policy import TEMPLATE
 from tests.support.tool_calls import write_calls
 
@@ -200,7 +201,7 @@ def test_call_that_tags_cannot_hold_to_its_schema_is_refused(
     tools = [{"type": "function", "function": {"name": name, "parameters": parameters}}]
     with pytest.raises(RowError) as found:
         grammar_of(Form(forces_call=True), tools, tokenizer, ToolFormat.QWEN_XML, Thinking.NONE)
-    assert all(word in str(found.value) for word in words_of_error), found.value
+    assert_says(found.value, *words_of_error)
 
 
 def test_grammar_that_the_vocabulary_cannot_spell_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from relax_actors.config import load_config
 from relax_actors.data.duplicates import compare, note_duplicates
 from relax_actors.data.sources import open_source
+from relax_actors.data.task import Medium, Task
 from tests.support.data_files import jsonl_of
 from tests.support.running import SUPPORT
 
@@ -43,6 +44,20 @@ def test_comparison_ends_in_time_and_says_how_many_rows_it_has_seen(tmp_path: Pa
     trained, held_out = files(tmp_path, [f"{OTHER} {i}" for i in range(500)], [STORY])
     found = compare(open_source("jsonl", path=trained), open_source("jsonl", path=held_out), seconds=0)
     assert (found.held_out, found.trained, found.pairs) == (1, 1, [])
+
+
+def test_the_same_question_about_other_media_is_another_row() -> None:
+    def asked(*contents: bytes) -> list[Task]:
+        return [Task("<image> which digit is this", media=(Medium("image", data=content),)) for content in contents]
+
+    found = compare(asked(b"1", b"2"), asked(b"2", b"3"))
+    assert [(pair.held_out, pair.trained) for pair in found.pairs] == [("row 1", "row 2")]
+
+
+def test_the_same_prompt_of_another_episode_is_another_row() -> None:
+    trained, held_out = ([Task("play", metadata={"board": board})] for board in "ab")
+    assert compare(trained, held_out).pairs
+    assert compare(trained, held_out, metadata=True).pairs == []
 
 
 def test_note_names_the_nearest_rows(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from relax_actors.errors import RowError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.training.example_media import ExampleMedia
 from relax_actors.training.media_preparer import MediaPreparer
+from tests.support.messages import assert_says
 from tests.support.running import SUPPORT
 from tests.support.tiny_images import png, write_video
 
@@ -164,7 +165,7 @@ def test_cut_example_keeps_media_whole(tmp_path: Path, context: int, trained: st
 def test_media_must_fit_placeholders(chat: Made, media: tuple[Medium, ...], words: tuple[str, ...]) -> None:
     with pytest.raises(RowError) as caught:
         chat.row(TALK, "", *media)
-    assert all(word in str(caught.value) for word in words)
+    assert_says(caught.value, *words)
 
 
 def test_settings_of_a_data_set_apply_to_its_media(tmp_path: Path) -> None:

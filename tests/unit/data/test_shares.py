@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_actors.config.sources import exact_weights
-from relax_actors.data.shares import Plan, Shares
+from relax_actors.data.mixture import Plan, Shares
 
 
 @st.composite

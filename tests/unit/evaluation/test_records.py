@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from relax_actors.errors import ConfigError
+from relax_actors.evaluation.collect import vote_of
 from relax_actors.evaluation.figures import figures_of
 from relax_actors.evaluation.records import (
     Answer,
@@ -19,7 +20,6 @@ from relax_actors.evaluation.records import (
     versions_in,
     write_evaluation,
 )
-from relax_actors.evaluation.votes import vote_of
 
 
 def record(n: int, rewards: list[float], *, category: str = "", name: str = "sums", problem: str = "") -> Record:

@@ -17,8 +17,7 @@ from relax_actors.config.data import DataSection
 from relax_actors.data.mixture import Mixture
 from relax_actors.data.source import Blocks
 from relax_actors.data.task import Task
-from relax_actors.runtime.permutation import LISTED, permuted
-from relax_actors.runtime.row_order import RowOrder
+from relax_actors.runtime.row_order import LISTED, RowOrder, permuted
 from tests.support.running import SUPPORT
 
 seeds, sizes = st.integers(0, 2**31 - 1), st.integers(1, 40)

@@ -15,6 +15,7 @@ import pytest
 
 from relax_actors.serving.answers import Limits
 from relax_actors.serving.tokens import session_token
+from tests.support.messages import assert_says
 from tests.support.scripted_policy import SECRET, TOKEN, serve
 
 LIMITS = Limits(max_body_bytes=64 << 10, max_concurrent=4, request_seconds=5.0)
@@ -207,7 +208,7 @@ def test_prompt_that_a_session_cannot_take_is_refused(
     head = {"Authorization": f"Bearer {session_token(SECRET, session)}"}
     answer = httpx.post(f"{url}/sessions/{session}{path}", headers=head, json=body)
     assert answer.status_code == 400
-    assert all(word in answer.json()["error"]["message"] for word in named), answer.text
+    assert_says(answer.json()["error"]["message"], *named)
 
 
 @pytest.mark.parametrize(

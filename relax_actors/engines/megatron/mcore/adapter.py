@@ -132,15 +132,7 @@ class MegatronAdapter:
         self._copy(self.weights.shards(whole, keys))
 
     def load(self, tensors: Mapping[str, Tensor], source: str) -> None:
-        """Copy a published adapter into the model.
-
-        Args:
-            tensors: its tensors by published name.
-            source: origin of the tensors, for errors.
-
-        Raises:
-            ConfigError: the adapter belongs to another base, has another scale or does not fit the model.
-        """
+        """Copy a published adapter into the model; raises ConfigError for another base, scale or shape."""
         self._copy(self.fitted(tensors, source))
 
     def fitted(self, tensors: Mapping[str, Tensor], source: str) -> Iterable[tuple[str, Tensor]]:
@@ -175,12 +167,7 @@ class MegatronAdapter:
 
     @contextmanager
     def dropping(self, update: int, part: int) -> Iterator[None]:
-        """Drop inputs of the adapter in the passes of micro-batches, in their order.
-
-        Args:
-            update: number of optimizer updates before.
-            part: number of the first of the micro-batches in the update.
-        """
+        """Drop inputs of the adapter in the passes of an update's micro-batches, in order from number `part` on."""
         place = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
         self._seeds = {
             id(switch): (derive_seed(self._seed, "dropout", update, number, *place) for number in count(part))
@@ -224,13 +211,9 @@ class MegatronAdapter:
                     setattr(module, name, parameter)
 
     def export(self, folder: Path, config: Config, make: Callable[..., PreTrainedModel], *, merged: bool) -> None:
-        """Write the adapter as a PEFT folder, and the whole model beside it where asked.
+        """Write the adapter as a PEFT folder in `folder`, and with `merged` the whole model beside it.
 
-        Args:
-            folder: folder of the model; the adapter gets a folder of its own in it.
-            config: configuration of the run.
-            make: builds the model of transformers on a `device`.
-            merged: whether to write the model with the adapter added to its weights.
+        `make` builds the model of transformers on a `device`.
 
         Raises:
             OSError: writing failed; errno is ENOSPC if the disk is full.
@@ -264,13 +247,8 @@ def run_adapter(
 ) -> MegatronAdapter:
     """Load the base of a run into a model, in the run's precision, and give it the run's adapter.
 
-    Args:
-        config: configuration of the run.
-        section: section [lora] of it.
-        chunks: model chunks of this rank, with any weights.
-        conversion: of the model's weights.
-        base: folder of the base, and its weights by Hugging Face name.
-        heads: modules that are trained as a whole besides `lora.modules_to_save`.
+    `base` is the folder of the base, and its weights by Hugging Face name. `heads` are modules that are trained as a
+    whole besides `lora.modules_to_save`.
 
     Raises:
         ConfigError: the base does not fit the model, or the model cannot have the adapter.
@@ -288,19 +266,12 @@ def _common_fingerprint(folder: Path) -> str:
     nodes = all_gather_messages(socket.gethostname())
     is_first = nodes.index(nodes[distributed.get_rank()]) == distributed.get_rank()
     files = sorted(folder.glob("*.safetensors"))
-    found = all_gather_messages(weights.fingerprint_of_files(files) if is_first else "")
-    return one_base({node: own for node, own in zip(nodes, found, strict=True) if own})
+    fingerprints = all_gather_messages(weights.fingerprint_of_files(files) if is_first else "")
+    return one_base({node: own for node, own in zip(nodes, fingerprints, strict=True) if own})
 
 
 def one_base(fingerprints: Mapping[str, str]) -> str:
-    """Return the fingerprint of the base that the nodes of a trainer share.
-
-    Args:
-        fingerprints: by name of the node.
-
-    Raises:
-        ConfigError: a node has another base.
-    """
+    """Return the fingerprint of the base that the nodes share, by their names; raises ConfigError if one differs."""
     (first, expected), *others = fingerprints.items()
     for node, own in others:
         if own != expected:

@@ -51,14 +51,14 @@ class LayerAdapter:
         """Return A and B of a part on this rank, with the marks that megatron-core reads."""
         weight, inputs = self.layer.weight, self._parts.inputs
         rows, columns = (1, self._shards) if self._splits_inputs else (self._shards, 1)
-        found = LowRank(self._form.rank, inputs // columns, outputs // rows, weight.device).to(weight.dtype)
-        split, whole = (found.down, found.up) if self._splits_inputs else (found.up, found.down)
+        matrices = LowRank(self._form.rank, inputs // columns, outputs // rows, weight.device).to(weight.dtype)
+        split, whole = (matrices.down, matrices.up) if self._splits_inputs else (matrices.up, matrices.down)
         if self._shards > 1:
             marks = {"tensor_model_parallel": True, "partition_dim": int(self._splits_inputs), "partition_stride": 1}
             for name, value in marks.items():
                 setattr(split, name, value)
         whole.sequence_parallel = self.layer.sequence_parallel  # type: ignore[attr-defined]
-        return found
+        return matrices
 
     @torch.no_grad()
     def keep_first(self) -> None:
@@ -96,18 +96,13 @@ class LayerAdapter:
         return functional.linear(exchange(low), matrices.up)
 
     def _joined(self, given: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Join numbers of the parts along the last axis.
-
-        Args:
-            given: numbers by the name of the part; those of parts that are missing are 0.
-            like: tensor with the other axes.
-        """
+        """Join numbers of the parts along the last axis, with the other axes of `like`; 0 for missing parts."""
         shards = 1 if self._splits_inputs else self._shards
-        found = [
+        numbers = [
             given[name] if name in given else like.new_zeros(*like.shape[:-1], outputs // shards)
             for name, outputs in self._parts.parts
         ]
-        return found[0] if len(found) == 1 else self._parts.joined(found, shards)
+        return numbers[0] if len(numbers) == 1 else self._parts.joined(numbers, shards)
 
     @torch.no_grad()
     def merged(self) -> Tensor:

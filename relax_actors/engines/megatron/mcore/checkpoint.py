@@ -114,11 +114,7 @@ def coefficients_of(folder: Path) -> Coefficients:
 
 @torch.no_grad()
 def load(folder: Path, state: RankState) -> None:
-    """Load what `save` wrote, with any layout.
-
-    Raises:
-        ValueError: the checkpoint lacks a part of this model.
-    """
+    """Load what `save` wrote, with any layout; raises ValueError if the checkpoint lacks a part of this model."""
     mine = state.weights
     with stored_pieces(folder / STATE) as stored:
         for key, local in mine.local.items():

@@ -15,13 +15,7 @@ from relax_actors.errors import ConfigError
 def freeze(
     models: Sequence[Any], parameters: Mapping[str, Tensor], conversion: Conversion, patterns: Sequence[str]
 ) -> None:
-    """Disable gradients of parameters that match a pattern, before the optimizer is created.
-
-    Args:
-        models: model chunks of this rank.
-        parameters: their parameters by key.
-        conversion: between keys and Hugging Face names.
-        patterns: shell-style patterns of Hugging Face names.
+    """Disable gradients of parameters whose names match a shell pattern, before the optimizer is created.
 
     Raises:
         ConfigError: a pattern matches no weight or only part of a parameter, or this stage has nothing left to train.
@@ -48,11 +42,7 @@ def freeze(
 
 
 def require_gradient_of_embeddings(model: Any) -> None:
-    """Let recomputed activations get gradients, which they do only if the input of their block requires one.
-
-    Args:
-        model: model chunk with frozen embeddings, if it has any.
-    """
+    """Let recomputed activations get gradients, which they do only if the input of their block requires one."""
     if model.pre_process:
         model.embedding.register_forward_hook(_require_gradient)
 

@@ -26,12 +26,7 @@ class Reference(Protocol):
 
 
 class ModelReference:
-    """A second model; implements `Reference`.
-
-    Args:
-        chunks: its chunks on this rank, with any weights.
-        trained: chunks of the model in training.
-    """
+    """A second model; implements `Reference`."""
 
     def __init__(self, chunks: ModelChunks, trained: ModelChunks) -> None:
         self._chunks, self._trained = chunks, trained
@@ -55,12 +50,7 @@ class ModelReference:
 
 
 class AdapterReference:
-    """The model in training with the adapter of version 0, or without any; implements `Reference`.
-
-    Args:
-        adapter: of the model.
-        models: model chunks of this rank, wrapped for training.
-    """
+    """The model in training with the adapter of version 0, or without any; implements `Reference`."""
 
     def __init__(self, adapter: MegatronAdapter, models: Sequence[Any]) -> None:
         self._adapter, self._models = adapter, models

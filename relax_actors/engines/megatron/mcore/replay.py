@@ -66,10 +66,8 @@ class _Router:
 class Replay:
     """Replay of all routers of this rank's model chunks.
 
-    Args:
-        models: model chunks of this rank.
-        recomputed: whether backward recomputes all activations.
-        sequence_parallel: whether tensor-parallel ranks share the sequence.
+    Backward recomputes all activations if `recomputed`; tensor-parallel ranks share the sequence if
+    `sequence_parallel`.
 
     Raises:
         ConfigError: the model has no experts.
@@ -92,11 +90,9 @@ class Replay:
             self._routers.append(routers)
 
     def begin(self, *, replays: bool, trains: bool) -> None:
-        """Prepare for the micro-batches of a pass.
+        """Prepare for the micro-batches of a pass, behind which a backward pass follows if `trains`.
 
-        Args:
-            replays: use the recorded experts, instead of only comparing them with the routers' own choice.
-            trains: whether a backward pass follows.
+        Unless it `replays`, recorded experts are only compared with the routers' own choice.
         """
         for routers in self._routers:
             for router in routers.values():

@@ -51,12 +51,9 @@ class Piece:
 
 
 def writer(pieces: Iterable[Piece], rank: int, *, copies: bool) -> Callable[[Path], None]:
-    """Return a function that writes pieces to a folder.
+    """Return a function that writes pieces of this rank to a folder.
 
-    Args:
-        pieces: of this rank.
-        rank: number of this process.
-        copies: whether to copy them first, for a function that is called while training continues.
+    It is called while training continues if they are copied first (`copies`).
     """
     tensors: dict[str, Tensor] = {}
     index: list[dict[str, Any]] = []
@@ -90,12 +87,7 @@ class _Stored:
 
 
 class StoredPieces:
-    """Pieces of all ranks, each read on access.
-
-    Args:
-        folder: with the files of all ranks.
-        stack: closes the files.
-    """
+    """Pieces of all ranks, each read on access; `stack` closes the files."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._stored: dict[tuple[str, str], list[_Stored]] = {}
@@ -108,8 +100,8 @@ class StoredPieces:
                     self._steps[entry["key"]] = entry["step"]
                 for name in entry["tensors"]:
                     (length,) = file.get_slice(f"{number}.{name}").get_shape()
-                    found = _Stored(file, f"{number}.{name}", *place, length)
-                    self._stored.setdefault((name, entry["key"]), []).append(found)
+                    stored = _Stored(file, f"{number}.{name}", *place, length)
+                    self._stored.setdefault((name, entry["key"]), []).append(stored)
 
     def step(self, key: str) -> float | None:
         """Step of the optimizer for a parameter."""
@@ -160,9 +152,9 @@ def _count(shape: tuple[int, ...]) -> int:
 
 def _joined(name: str, key: str, pieces: list[_Stored], span: range) -> Tensor:
     """Read a part of one shard from the pieces that it overlaps."""
-    found = sorted(pieces, key=lambda piece: piece.start)
+    ordered = sorted(pieces, key=lambda piece: piece.start)
     parts, reached = [], span.start
-    for piece in found:
+    for piece in ordered:
         end = min(piece.start + piece.length, span.stop)
         if piece.start <= reached < end:
             parts.append(piece.file.get_slice(piece.name)[reached - piece.start : end - piece.start])

@@ -52,21 +52,9 @@ class Part:
 class Update:
     """Accumulates the gradients of one update after another.
 
-    Methods are collective: all ranks must call them in the same order with the same arguments.
-
-    Args:
-        config: configuration of the run.
-        models: model chunks of this rank, wrapped for training.
-        schedule: runs micro-batches through them.
-        replay: router replay of the models, if the run has it.
-        dropping: returns the context of passes that train, in which inputs of an adapter are dropped, from the number
-            of the first micro-batch in the update.
-
-    Attributes:
-        reference: weights whose log-probs the KL needs, if this engine computes them.
-        objective: loss of the current update; None before its first part.
-        micro_batches: of the current update on this rank so far.
-        measured: measurements of each micro-batch of the last finished update, of all ranks.
+    Methods are collective: all ranks must call them in the same order with the same arguments. `dropping` returns the
+    context of passes that train, in which inputs of an adapter are dropped, from the number of the first micro-batch in
+    the update.
     """
 
     def __init__(
@@ -160,7 +148,7 @@ class Update:
     @torch.no_grad()
     def _record(self, objective: StepObjective, parts: Sequence[Part], progress: Callable[[], None]) -> Records:
         """Run the forward pass before the backward passes; records of all ranks."""
-        found: Records = {}
+        records: Records = {}
         start = 0
         asked = {"entropies": objective.top_entropy is not None, "squares": objective.reads_squares}
         score = self._schedule.scores(**asked)
@@ -170,7 +158,7 @@ class Update:
             chosen = [part.samples[index] for index in indices]
             reference = part.reference.get(number)
             inputs = loss_inputs(objective, chosen, scored, tensors.mask, tensors.padded, reference=reference)
-            found.update(record(objective, inputs, [start + index for index in indices]))
+            records.update(record(objective, inputs, [start + index for index in indices]))
             return scored.logprobs.sum(), {}
 
         recorded = self._trained
@@ -192,7 +180,7 @@ class Update:
             if self._replay is not None:
                 self._replay.reroutes.take()
             start += len(part.samples)
-        messages = all_gather_messages(pack_records(found) if reports_metrics() else [])
+        messages = all_gather_messages(pack_records(records) if reports_metrics() else [])
         return unpack_records([message for part in messages for message in part])
 
     def _loss_of(

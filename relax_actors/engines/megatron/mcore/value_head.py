@@ -9,12 +9,7 @@ from torch import Tensor, nn
 
 
 class ValueHead(nn.Linear):
-    """Linear layer with one output, which every tensor-parallel rank holds; takes the place of GPTModel.output_layer.
-
-    Args:
-        config: TransformerConfig of the model.
-        bias: whether the layer has a bias.
-    """
+    """Linear layer with one output, which each tensor-parallel rank holds, in place of GPTModel.output_layer."""
 
     def __init__(self, config: Any, *, bias: bool) -> None:
         super().__init__(config.hidden_size, 1, bias=bias, dtype=config.params_dtype)

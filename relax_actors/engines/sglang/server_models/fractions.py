@@ -36,11 +36,7 @@ def read_fractions(model: nn.Module) -> None:
 
 
 class _Rotary:
-    """Rotary embedding that computes its angles instead of looking them up.
-
-    Args:
-        module: SGLang's rotary embedding.
-    """
+    """Rotary embedding that computes its angles instead of looking them up."""
 
     def __init__(self, module: Any) -> None:
         self._native = type(module).forward_native
@@ -52,16 +48,14 @@ class _Rotary:
         self._inverse = self._inverse.to(query.device)
         angles = unpack(positions)[..., None].float() * self._inverse
         stand_in = _Table(torch.cat((angles.cos(), angles.sin()), -1).to(query.dtype), self._module)
-        found: tuple[Tensor, Tensor] = self._native(stand_in, positions, query, key)
-        return found
+        rotated: tuple[Tensor, Tensor] = self._native(stand_in, positions, query, key)
+        return rotated
 
 
 class _Table:
     """A rotary embedding with the angles of one batch, whatever position they are asked for.
 
-    Args:
-        angles: cosines and sines, `[..., tokens, size]`.
-        module: all other attributes.
+    `angles` are cosines and sines, `[..., tokens, size]`; `module` has all other attributes.
     """
 
     def __init__(self, angles: Tensor, module: Any) -> None:

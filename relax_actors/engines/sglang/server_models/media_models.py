@@ -40,16 +40,16 @@ class ReadsPatches:
 
     def get_video_feature(self, items: list[Any]) -> Tensor:
         """Encode videos."""
-        found: Tensor = super().get_video_feature([_normalised(item) for item in items])  # type: ignore[misc]
-        return found
+        features: Tensor = super().get_video_feature([_normalised(item) for item in items])  # type: ignore[misc]
+        return features
 
 
 def _normalised(item: Any) -> Any:
     """Return an item with the pixel values of its patches."""
-    found = copy.copy(item)
-    found.feature = pixel_values(item.feature, item.vision)
-    found.model_specific_data = item.model_specific_data | {"video_grid_thw": item.grid_thw}
-    return found
+    copied = copy.copy(item)
+    copied.feature = pixel_values(item.feature, item.vision)
+    copied.model_specific_data = item.model_specific_data | {"video_grid_thw": item.grid_thw}
+    return copied
 
 
 class Qwen2_5_VLForConditionalGeneration(  # noqa: N801 SGLang's name
@@ -67,10 +67,10 @@ class Qwen2_5_VLForConditionalGeneration(  # noqa: N801 SGLang's name
 def _frame_by_frame(item: Any) -> Any:
     """Return an item with a grid for each frame."""
     frames, rows, columns = item.grid_thw[0].tolist()
-    found = copy.copy(item)
+    copied = copy.copy(item)
     grid = torch.tensor([[1, rows, columns]]).expand(frames, -1)
-    found.model_specific_data = item.model_specific_data | {"grid_thw": grid}
-    return found
+    copied.model_specific_data = item.model_specific_data | {"grid_thw": grid}
+    return copied
 
 
 class Qwen3VLForConditionalGeneration(ForgetsFeatures, ReadsPatches, qwen3_vl.Qwen3VLForConditionalGeneration):  # type: ignore[misc]
@@ -99,7 +99,7 @@ class Thinker(ReadsPatches, qwen3_omni_moe.Qwen3OmniMoeThinkerForConditionalGene
 
     def get_audio_feature(self, items: list[Any]) -> list[Tensor]:
         """Encode sounds; those of prompts that are padded differently apart, as the embeddings depend on it."""
-        tower, found = self.audio_tower, dict[int, Tensor]()
+        tower, embedded = self.audio_tower, dict[int, Tensor]()
         for padding in {item.padding for item in items}:
             group = [number for number, item in enumerate(items) if item.padding == padding]
             sounds = [items[number].feature[0, :, : items[number].frames] for number in group]
@@ -109,8 +109,8 @@ class Thinker(ReadsPatches, qwen3_omni_moe.Qwen3OmniMoeThinkerForConditionalGene
             features = torch.cat(sounds, 1).to(lengths.device, tower.dtype)
             embeddings = tower(features, feature_lens=lengths).last_hidden_state.flatten(0, -2)
             sizes = [_placeholders(items[number]) for number in group]
-            found |= dict(zip(group, embeddings[: sum(sizes)].split(sizes), strict=True))
-        return [found[number] for number in range(len(items))]
+            embedded |= dict(zip(group, embeddings[: sum(sizes)].split(sizes), strict=True))
+        return [embedded[number] for number in range(len(items))]
 
 
 def _placeholders(item: Any) -> int:

@@ -143,12 +143,12 @@ def loss_by_micro_batches(seen: Observations) -> Iterator[Finding]:
     if len(known) < 10 or len(set(counts)) < 3:  # noqa: PLR2004
         return
     norms, tokens = ([figures[name] for figures in known] for name in ("grad_norm", "tokens"))
-    found = partial_correlation(norms, counts, tokens)
-    if found > 0.9:  # noqa: PLR2004
+    correlation = partial_correlation(norms, counts, tokens)
+    if correlation > 0.9:  # noqa: PLR2004
         yield Finding(
-            f"the norm of the gradient follows the number of micro-batches (partial correlation {found:.2f} over "
+            f"the norm of the gradient follows the number of micro-batches (partial correlation {correlation:.2f} over "
             f"{len(known)} steps)",
-            evidence=(seen.of_steps(sorted(seen.steps)[-200:], correlation=found),),
+            evidence=(seen.of_steps(sorted(seen.steps)[-200:], correlation=correlation),),
             remedy="a loss must be a sum over tokens that is divided once by a count of the whole step; check your "
             "own function with `relax check`",
             settings=("algorithm.surrogate", "trainer.max_tokens_per_microbatch"),

@@ -104,7 +104,7 @@ def slow_role(seen: Observations) -> Iterator[Finding]:
     share, rollout = starved_share(seen), busy_share(seen, "rollout")
     if share is None or rollout is None or share < STARVED or rollout > BUSY:
         return
-    busy = {role: found for role in BETWEEN if (found := busy_share(seen, role)) is not None}
+    busy = {role: part for role in BETWEEN if (part := busy_share(seen, role)) is not None}
     role = max(busy, key=busy.__getitem__, default="")
     if role and busy[role] > BUSY:
         section = role if role in ("reward", "advantages", "environment") else f"roles.{role}"

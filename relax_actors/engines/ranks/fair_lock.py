@@ -1,4 +1,4 @@
-"""Lock that threads get in the order in which they ask for it."""
+"""Fair lock: threads acquire it in the order of their requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from types import TracebackType
 
 
-class Turns:
+class FairLock:
     """First-come, first-served lock; not reentrant.
 
     `threading.Lock` may give a thread that releases it and asks again precedence over one that waits. A trainer that
@@ -19,8 +19,13 @@ class Turns:
         # Of the thread that holds the lock, then those of the threads that wait.
         self._queue: deque[threading.Event] = deque()
 
+    @property
+    def waiting(self) -> int:
+        """Number of threads that wait."""
+        return max(0, len(self._queue) - 1)
+
     def __enter__(self) -> None:
-        """Wait for this thread's turn."""
+        """Wait until this thread has the lock."""
         turn = threading.Event()
         with self._guard:
             if not self._queue:
@@ -31,7 +36,7 @@ class Turns:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the turn to the thread that has waited longest."""
+        """Give the lock to the thread that has waited longest."""
         with self._guard:
             self._queue.popleft()
             if self._queue:
