@@ -21,7 +21,7 @@ PAIRS = """
 [[stages]]
 name = "dpo"
 [stages.run]
-steps = 30
+steps = 6
 [stages.data]
 kind = "python"
 function = "tiny_tasks.pairs"
@@ -39,7 +39,8 @@ VICTIMS = {
     "dpo": (*EVERYWHERE, "examples.0", "reference.0", "reference.0"),
 }
 """Stages of the chain, and what is killed in each; besides, the command with all of its processes."""
-LONGER = ("stages.sft.run.steps=30", "stages.grpo.run.steps=30", *ON_POLICY)
+ROWS = {"sft": 8, "grpo": 4, "dpo": 4}
+"""Rows of a step of each stage."""
 FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2")
 
 
@@ -84,8 +85,10 @@ def test_killed_stages_end_with_the_weights_of_calm_ones(
     make_run: MakeRun, chain: Path, tmp_path: Path, kills: int
 ) -> None:
     source, of_stage = random.Random(kills), kills // len(VICTIMS)
-    calm = make_run("calm", *LONGER, config=chain).complete()
-    whole = make_run("killed", *LONGER, *FAST, config=chain).start()
+    steps = 3 * of_stage + 3  # some pass between two kills
+    settings = (*(f"stages.{name}.run.steps={steps}" for name in VICTIMS), *ON_POLICY)
+    calm = make_run("calm", *settings, config=chain).complete()
+    whole = make_run("killed", *settings, *FAST, config=chain).start()
     for stage, victims in VICTIMS.items():
         part = make_run(f"killed-{stage}", config=chain)
         struck = ["command", *source.choices(victims, k=of_stage - 1)]
@@ -97,12 +100,12 @@ def test_killed_stages_end_with_the_weights_of_calm_ones(
     assert code == 0, said
     assert fingerprints(result) == fingerprints(calm)
     trained = {name: (stage["admitted"], stage["trained"]) for name, stage in result["stages"].items()}
-    assert trained == {"sft": (240, 240), "grpo": (120, 120), "dpo": (120, 120)}
+    assert trained == {name: (rows * steps, rows * steps) for name, rows in ROWS.items()}
     # The command is finished, and says so again.
-    again = relax("up", str(chain), "run.name=killed", *LONGER, "--json", "--quiet", cwd=tmp_path)
+    again = relax("up", str(chain), "run.name=killed", *settings, "--json", "--quiet", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert fingerprints(json.loads(again.stdout.splitlines()[-1])) == fingerprints(calm)
     # An earlier stage cannot be trained further under a later one.
-    longer = relax("up", str(chain), "run.name=killed", *LONGER, "stages.sft.run.steps=31", cwd=tmp_path)
+    longer = relax("up", str(chain), "run.name=killed", *settings, f"stages.sft.run.steps={steps + 1}", cwd=tmp_path)
     assert longer.returncode == 2
     assert "sft has steps to train, but grpo has begun" in " ".join(longer.stderr.split())
