@@ -13,7 +13,7 @@ from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.score_folder import ScoreFolder, read_score_folder
 from relax_actors.data.scored_answers import ScoredAnswers
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.sglang.presence import check_reward_model
+from relax_actors.engines.sglang.reward_check import check_reward_model
 from relax_actors.engines.torch.architectures import check_score_head
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Role

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from relax_actors.data.score_folder import ScoreFolder
-from relax_actors.errors import ConfigError, MissingPackageError
+from relax_actors.errors import MissingPackageError
 
 TEXT_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe")
 """Types of text models with experts whose weights `checkpoint_names` can name."""
 
 DIVIDES = ("qwen2", "qwen2_moe")
 """Types of models whose heads have `hidden_size / num_attention_heads` dimensions in SGLang, whatever `head_dim` is."""
-
-SCORE_CLASSES = {
-    "Qwen2ForSequenceClassification": True,
-    "Qwen3ForSequenceClassification": True,
-    "LlamaForSequenceClassification": False,
-}
-"""Classes whose scores SGLang computes as transformers does, and whether SGLang gives the head a bias."""
 
 
 def require() -> None:
@@ -59,23 +50,3 @@ def serves(class_name: str, package: Path | None = None) -> bool:
         package = Path(spec.submodule_search_locations[0])
     definition = re.compile(rf"^class {re.escape(class_name)}\b", re.MULTILINE)
     return any(definition.search(file.read_text()) for file in (package / "srt" / "models").glob("*.py"))
-
-
-def check_reward_model(model: Path, folder: ScoreFolder, setting: str) -> Iterator[str]:
-    """Refuse a reward model that a server cannot hold, or computes otherwise.
-
-    Args:
-        model: its folder.
-        folder: facts of the folder.
-        setting: configuration key that chooses SGLang, with its value.
-    """
-    require()
-    if folder.of_steps:
-        msg = f'{setting} reads one score at the last token, and {model} scores steps; set it to "torch"'
-        raise ConfigError(msg)
-    name = json.loads((model / "config.json").read_text())["architectures"][0]
-    if name not in SCORE_CLASSES or not serves(name):
-        known = ", ".join(SCORE_CLASSES)
-        msg = f'{setting} serves reward models of the classes {known}, and {model} is a {name}; set it to "torch"'
-        raise ConfigError(msg)
-    yield f"a server of {model} for each actor"

@@ -16,8 +16,8 @@ from relax_actors.data.model_folder import stored_shapes
 from relax_actors.data.score_folder import HEAD
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.server import ServerSpec
-from relax_actors.engines.sglang import presence
 from relax_actors.engines.sglang.frozen_server import FrozenServer
+from relax_actors.engines.sglang.reward_check import SCORE_CLASSES
 from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.sglang.weight_loaders import DiskLoader, StagedWeights
 from relax_actors.errors import ActorError, EngineError
@@ -48,7 +48,7 @@ class SglangRewardModel:
         self._own = FrozenServer(context, spec, path, device, scores=True)
         tensors = dict(weights.load(sorted(path.glob("*.safetensors"))))
         name = json.loads((path / "config.json").read_text())["architectures"][0]
-        if presence.SCORE_CLASSES[name] and BIAS not in tensors:  # the server's own would be random
+        if SCORE_CLASSES[name] and BIAS not in tensors:  # the server's own would be random
             tensors[BIAS] = torch.zeros(stored_shapes(path)[HEAD][0])
         self._weights = StagedWeights(0, weights.fingerprint(tensors))
         self._loader = DiskLoader(self._own.scratch / "weights")
