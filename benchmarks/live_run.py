@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 from process_memory import PROC, tree
@@ -128,9 +128,11 @@ class LiveRun:
         self.seen = Seen()
         name = folder.name
         command = [sys.executable, "-m", "relax_actors.cli.main", "up", str(DEMO), f"run.name={name}"]
-        self.process = subprocess.Popen(
-            [*command, f"run.folder={folder}", "--quiet", *settings], stdout=subprocess.DEVNULL
-        )
+        self._output = folder.parent / f"{name}.json"
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, f"run.folder={folder}", "--quiet", "--json", *settings], stdout=output
+            )
         try:
             self._connect(name)
         except BaseException:
@@ -258,6 +260,14 @@ class LiveRun:
         account = read_ledger(self.table, self.folder.load_config()).account()
         names = ("admitted", *(state.value for state in RowState))
         return {name: int(getattr(account, name)) for name in names}
+
+    def complete(self, deadline: float = DEADLINE) -> dict[str, Any]:
+        """Wait for the end of the run, which must be a success, and return its result."""
+        code = self.process.wait(deadline)
+        if code:
+            sys.exit(f"the run ended with exit code {code}; its logs are in {self.folder.root / 'logs'}")
+        result: dict[str, Any] = json.loads(self._output.read_text().splitlines()[-1])
+        return result
 
     def stop(self) -> None:
         """Stop the run in order."""

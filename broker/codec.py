@@ -150,9 +150,8 @@ def open_envelope(data: bytes, resolve: Resolver | None = None, *, subject: str 
     if len(data) > MAX_CELL_BYTES:
         msg = f"cell of {len(data)} bytes is over the limit of {MAX_CELL_BYTES}"
         raise CodecError(msg)
-    if subject is not None and data[-_CHECKSUM_BYTES:] != _checksum(subject, data[:-_CHECKSUM_BYTES]):
-        msg = f"the checksum of cell {subject} does not match its subject and content: its owner did not write it"
-        raise CodecError(msg)
+    if subject is not None:
+        verify(data, subject)
     if len(data) > _UNCHECKED_BYTES:
         check_items(data, MAX_ITEMS)
     try:
@@ -174,6 +173,17 @@ def open_envelope(data: bytes, resolve: Resolver | None = None, *, subject: str 
             return Envelope(name, author, fields)
     msg = "not a cell: expected [schema, type, author, fields]"
     raise CodecError(msg)
+
+
+def verify(data: bytes, subject: str) -> None:
+    """Check that the owner of a numbered cell wrote it.
+
+    Raises:
+        CodecError: its checksum does not match its subject and content.
+    """
+    if data[-_CHECKSUM_BYTES:] != _checksum(subject, data[:-_CHECKSUM_BYTES]):
+        msg = f"the checksum of cell {subject} does not match its subject and content: its owner did not write it"
+        raise CodecError(msg)
 
 
 def _extensions(resolve: Resolver | None) -> Callable[[int, bytes], Any]:

@@ -36,6 +36,8 @@ NAMES = {
     "qwen2_5_vl": "Qwen2.5-VL",
     "qwen3_vl": "Qwen3-VL",
     "qwen3_vl_moe": "Qwen3-VL-MoE",
+    "qwen3_5": "Qwen3.5 with images",
+    "qwen3_5_moe": "Qwen3.5-MoE with images",
     "qwen2_5_omni_thinker": "Qwen2.5-Omni",
     "qwen3_omni_moe_thinker": "Qwen3-Omni",
     "qwen2_audio": "Qwen2-Audio",
@@ -50,8 +52,8 @@ Each mark stands for a test on such a model with random weights.
   a step trains (`test_text_families.py`; with media `test_multimodal_forward.py`, `test_multimodal_training.py`).
 - **Megatron-Core**: the conversion is exact there and back (`test_megatron_conversion.py`), log-probs are those of
   transformers to 1e-4 and a step is that of the torch engine, also with two tensor, pipeline, context or expert
-  parallel ranks (two files `test_megatron_families.py`; with media `test_megatron_media.py`). Tensor parallelism of
-  DeepSeek-V3's latent attention and context parallelism with media are refused.
+  parallel ranks (two files `test_megatron_families.py`; with media `test_megatron_media.py`). With media the ranks
+  share the work of the towers.
 - **SGLang**: a real server gives the log-probs of transformers (`test_sglang_families.py`; with media
   `test_sglang_media.py`). What is untested is served if SGLang has its class, but no test on a CPU has compared it.
   Other models are refused.
@@ -101,12 +103,16 @@ def text_rows() -> list[str]:
 
 def media_rows() -> list[str]:
     """Return the rows of the families with media."""
-    return [
-        f"| {NAMES[kind]} | `{kind}` | yes | yes | {mark(holds=bool(spec.sglang.architecture))} | "
-        f"{replay(experts=TEXT_FAMILIES[spec.decoder.family].experts is not None, megatron=True)} | "
-        f"{', '.join(spec.kinds)} |"
-        for kind, spec in FAMILIES.items()
-    ]
+    models: Mapping[str, Any] = {fields["model_type"]: fields for fields in (MEGATRON | TORCH).values()}
+    rows = []
+    for kind, spec in FAMILIES.items():
+        megatron, experts = spec.decoder.family in TEXT_FAMILIES, expert_count(models[spec.decoder.family]) > 0
+        rows.append(
+            f"| {NAMES[kind]} | `{kind}` | yes | {mark(holds=megatron)} | "
+            f"{mark(holds=bool(spec.sglang.architecture))} | {replay(experts=experts, megatron=megatron)} | "
+            f"{', '.join(spec.kinds)} |"
+        )
+    return rows
 
 
 def page() -> str:

@@ -44,7 +44,7 @@ INVITATIONS = (
     RankAnswer("10.0.0.7"),
 )
 PROFILES = (
-    ProfileCall(2, 1800.0),
+    ProfileCall(2, 600.0),
     ProfileAnswer("written", host="gpu-1", files=["runs/demo/profiles/trainer.0-1-0.json.gz"]),
 )
 # One example of each kind of cell.

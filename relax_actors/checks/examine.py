@@ -127,6 +127,7 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
         yield partial(_check_backend, config, model.folder, "trainer", training_backend)
         if config.generates:
             yield partial(_check_backend, config, model.folder, "rollout", inference_backend)
+            yield partial(check_entropies, config)
             yield partial(check_lengths, config, model.facts)
         yield partial(check_weight_files, config)
         yield partial(check_adapter, config, model.folder)
@@ -248,6 +249,17 @@ def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
     moe = facts.moe
     size = moe.layers * moe.experts_of_token * compact(np.array([moe.experts - 1])).itemsize
     yield f"the experts chosen for every token are recorded and replayed: {size} bytes a token of a trajectory"
+
+
+def check_entropies(config: Config) -> None:
+    """Check that the inference engine gives entropies where record.entropy asks for them."""
+    if config.record.entropy and not getattr(inference_backend(config), "has_entropies", False):
+        engine = "simulated engines give" if config.simulate is not None else f'"{config.rollout.backend}" gives'
+        msg = (
+            f"record.entropy = true, but {engine} log-probs of the sampled tokens alone, and no entropies; set "
+            'rollout.backend = "transformers", or leave record.entropy out'
+        )
+        raise ConfigError(msg)
 
 
 def check_lengths(config: Config, facts: ModelFacts) -> None:

@@ -23,9 +23,14 @@ def diff(
     The digests that batches and weights have are compared, so rows that are collected already count, too. Nothing of
     the runs is written. Exit code 0 if all steps that both runs have are equal, 1 if not.
     """
+    from relax_actors.errors import ConfigError
+    from relax_actors.monitoring.connection import find
     from relax_actors.replay.recording import opened
     from relax_actors.replay.runs import compare_runs
 
+    if find(a).root == find(b).root:
+        msg = f"{a} and {b} are the same run; name two runs, such as a run and its branch"
+        raise ConfigError(msg)
     with opened(a) as one, opened(b) as other:
         body = compare_runs(one, other)
     if json:
@@ -36,11 +41,13 @@ def diff(
 
 
 def _show(body: dict[str, Any]) -> None:
+    from relax_actors.counted import counted
     from relax_actors.monitoring.screen import Screen
     from relax_actors.printable import printable
 
     screen, steps = Screen(), body["steps"]
-    screen.show(printable(f"A: {body['a']}, {steps['a']} steps; B: {body['b']}, {steps['b']} steps"), "bold")
+    both = f"A: {body['a']}, {counted(steps['a'], 'step')}; B: {body['b']}, {counted(steps['b'], 'step')}"
+    screen.show(printable(both), "bold")
     for change in body["settings"]:
         screen.show(
             printable(
@@ -52,8 +59,8 @@ def _show(body: dict[str, Any]) -> None:
             printable(f"  code of relax-actors: {body['code']['a'] or 'unknown'} -> {body['code']['b'] or 'unknown'}")
         )
     if body["equal"]:
-        screen.show(f"all {steps['equal']} steps that both have are equal")
+        screen.show(f"both runs are equal in the {counted(steps['equal'], 'step')} that both have")
         return
     for name, value in body["difference"].items():
         screen.show(printable(f"first difference, {name}: {value}"))
-    screen.show(f"the {steps['equal']} steps before are equal")
+    screen.show(f"equal before that: {counted(steps['equal'], 'step')}")

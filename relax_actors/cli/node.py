@@ -127,20 +127,20 @@ def _run_node(address: Address, wanted: NodeRequest, *, must_finish: bool) -> in
     logs.configure()
     become_subreaper()
     remote = RemoteNode(address, wanted)
-    asked = threading.Event()
+    leaving = threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:
-        if asked.is_set():
+        if leaving.is_set():
             # Children die with this process.
             os._exit(128 + number)
-        asked.set()
+        leaving.set()
         remote.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
     report = remote.run()
     if report is None:
-        return 1 if must_finish and asked.is_set() else 0
+        return 1 if must_finish and leaving.is_set() else 0
     text = f"relax node: {report.child}: {report.reason}; its logs are in {wanted.work_folder}/logs"
     sys.stderr.write(printable_lines(text) + "\n")
     return 1

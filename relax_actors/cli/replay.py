@@ -73,7 +73,7 @@ def _replayed(
 ) -> tuple[dict[str, Any], list[Replay]]:
     import torch
 
-    from relax_actors.replay.exactness import check_devices, why_inexact
+    from relax_actors.replay.exactness import check_devices, devices_of, why_inexact
     from relax_actors.replay.steps import Replayer
     from relax_actors.runtime.code_version import source_version
 
@@ -83,12 +83,16 @@ def _replayed(
 
     recording.batch(step)
     config = recording.config_with(settings)
-    gpus = torch.cuda.device_count()
-    check_devices(config, gpus)
-    if (inexact := why_inexact(config, gpus)) and not quiet:
+    check_devices(config, torch.cuda.device_count())
+    names = ["policy", *(["critic"] if config.critic is not None else [])]
+    began = [recording.checkpoint_before(step, kind) for kind in ("checkpoint", "critic_checkpoint")[: len(names)]]
+    settings_of = (name for name, _ in devices_of(config))
+    recorded = {name: checkpoint.device for name, checkpoint in zip(settings_of, began, strict=True)}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    if (inexact := why_inexact(config, gpu, recorded)) and not quiet:
         sys.stderr.write(f"{inexact}\n")
     results = []
-    for name in ["policy", *(["critic"] if config.critic is not None else [])]:
+    for name in names:
         replayer = Replayer(recording, config, name, progress)
         try:
             results.append(replayer.replay(step))

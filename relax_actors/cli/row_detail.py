@@ -17,7 +17,7 @@ UNLIKELY = 5
 def show_detail(row: RowDetail) -> None:
     """Print a row."""
     screen = Screen()
-    kept = f", kept by {', '.join(row.why)}" if row.why else ""
+    kept = f", kept by {', '.join(f'record.{rule}' for rule in row.why)}" if row.why else ""
     screen.show(printable(f"{row.row}{kept}"), "bold")
     for role, text in said(row.messages) or [("prompt", row.prompt)]:
         _show_text(screen, role, text)
@@ -70,14 +70,17 @@ def _show_sample(screen: Screen, number: int, sample: SampleDetail) -> None:
 
 
 def _tokens(strip: TokenStrip) -> str:
-    """Return the number of tokens of a sequence, and its least likely trained tokens."""
+    """Return the number of tokens of a sequence, means over the trained ones, and the least likely of these."""
     logprobs = strip.numbers.get("logprob", [])
     known = [(value, i) for i, value in enumerate(logprobs) if value is not None and strip.mask[i]]
     if not known:
         return f"{len(strip.ids)}, none trained"
     mean = sum(value for value, _ in known) / len(known)
     least = [f"{_token(strip, i)} {value:.2f}" for value, i in sorted(known)[:UNLIKELY]]
-    return f"{len(strip.ids)}, mean log-prob {mean:.3f}; least likely: {', '.join(least)}"
+    recorded = zip(strip.numbers.get("entropy", []), strip.mask, strict=False)
+    entropies = [value for value, trained in recorded if value is not None and trained]
+    entropy = f", mean entropy {sum(entropies) / len(entropies):.3f}" if entropies else ""
+    return f"{len(strip.ids)}, mean log-prob {mean:.3f}{entropy}; least likely: {', '.join(least)}"
 
 
 def _token(strip: TokenStrip, i: int) -> str:

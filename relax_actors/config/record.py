@@ -27,3 +27,7 @@ class RecordSection(Section):
     evaluation: NonNegativeInt = 8
     """Keep this many held-out rows of each evaluated version, spread evenly; the texts of all answers are in the folder
     `evaluations`."""
+    entropy: bool = False
+    """Record the entropy of the policy at each sampled token, in nats, over the whole vocabulary at the sampling
+    temperature, beside its log-prob: 4 bytes a token of a trajectory. It changes no other bit of the run. Needs
+    `rollout.backend = "transformers"`."""

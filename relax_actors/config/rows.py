@@ -20,6 +20,8 @@ def foreign_section(config: Any, rows: str) -> str:
     given = "come from data" if from_data else "are sampled by the policy"
     if config.data.has_traces and (problem := _foreign_to_traces(config)):
         return problem
+    if config.record.entropy and not config.generates:
+        return "record.entropy has no effect: no policy samples the rows of this run; leave it out"
     for name in OF_SAMPLED if from_data else () if config.data.has_traces else OF_DATA:
         if getattr(config, name) != _unset(config, name):
             return (

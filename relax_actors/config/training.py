@@ -76,7 +76,7 @@ class MegatronSection(Section):
     virtual_pipeline: Positive = 1
     """Stages of the pipeline on each of its ranks (interleaved schedule)."""
     context_parallel: Positive = 1
-    """Ranks that share each sequence; 1 for a model with media."""
+    """Ranks that share each sequence."""
     expert_parallel: Positive = 1
     """Ranks that share the experts."""
     expert_tensor_parallel: Positive | None = None
@@ -85,6 +85,9 @@ class MegatronSection(Section):
     """Share norms and residuals among the ranks of `tensor_parallel`; required there for a model with experts."""
     distributed_optimizer: bool = True
     """Share the optimizer state among the ranks of data parallelism."""
+    share_towers: bool = True
+    """Encode each image, video and sound on one of the tensor-, context- and pipeline-parallel ranks that read it, in
+    place of all of those on the first stage. The other stages then have a copy of the towers."""
 
     @property
     def own_ranks(self) -> int:

@@ -12,6 +12,8 @@ from relax_actors.monitoring.log_message import LogMessage
 MAX_NAMES = 256
 """Figures that are kept by name; further ones are left out."""
 FIRST_SIZE = 256
+MAX_WAITING = 1024
+"""Messages whose figures wait to be written into the arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,11 @@ class Figures:
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._values: dict[str, np.ndarray[Any, np.dtype[np.float64]]] = {}
+        # Messages whose figures are not in the arrays yet, by the names that they have. None of them is of a step that
+        # had another message of its kind: a replayed step settles all messages before it.
+        self._new: dict[tuple[str, ...], list[tuple[int, tuple[float, ...]]]] = {}
+        self._waiting = 0
+        self._furthest: dict[str, int] = {}
         self.last: int | None = None
         """Newest step with a figure; None before the first."""
 
@@ -52,12 +59,26 @@ class Figures:
             return
         if message.kind == "step":
             self.last = max(step, self.last or 0)
-        for name, value in values.items():
-            if name in self._values or len(self._values) < MAX_NAMES:
-                array = self._array(name, step)
+        if not values:
+            return
+        if step <= self._furthest.get(message.kind, -1) or self._waiting >= MAX_WAITING or len(self._new) >= MAX_NAMES:
+            self._settle()
+        self._furthest[message.kind] = max(step, self._furthest.get(message.kind, -1))
+        self._new.setdefault(tuple(values), []).append((step, tuple(values.values())))
+        self._waiting += 1
+
+    def _settle(self) -> None:
+        """Write new figures into the arrays: those of many messages at once, since single numbers take NumPy longer."""
+        for names, messages in self._new.items():
+            steps, table = np.array([step for step, _ in messages]), np.array([values for _, values in messages])
+            for name, values in zip(names, table.T, strict=True):
+                if name not in self._values and len(self._values) >= MAX_NAMES:
+                    continue
+                array = self._array(name, int(steps.max()))
                 # A replay takes what is in the table, so the time that it takes is not that of the step.
-                if np.isnan(array[step]) or not name.endswith("_seconds"):
-                    array[step] = value
+                new = np.isnan(array[steps]) if name.endswith("_seconds") else slice(None)
+                array[steps[new]] = values[new]
+        self._new, self._waiting = {}, 0
 
     def _array(self, name: str, step: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         array = self._values.get(name)
@@ -71,10 +92,12 @@ class Figures:
 
     def names(self) -> list[str]:
         """Return the names of all figures, in the order of their first values."""
+        self._settle()
         return list(self._values)
 
     def latest(self) -> dict[str, float]:
         """Return the newest value of each figure."""
+        self._settle()
         newest = {}
         for name, array in self._values.items():
             known = np.flatnonzero(~np.isnan(array))
@@ -87,6 +110,7 @@ class Figures:
 
         Equal numbers of values are taken together, so a curve of 10,000 steps keeps its peaks in `low` and `high`.
         """
+        self._settle()
         array = self._values.get(name)
         if array is None:
             return Curve([], [], [], [])

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from broker.codec import decode_fields, open_envelope
-from broker.subjects import RowId, Subjects
+from broker.codec import decode_fields, open_envelope, verify
+from broker.subjects import CellId, RowId, Subjects
 from broker.table import Cell
 from relax_actors.config.saved import SavedSettings
 from relax_actors.console.figures import Figures
@@ -28,12 +28,11 @@ from relax_actors.training.ledger import RowState, ledger_of
 T = TypeVar("T")
 NUMBERED: dict[str, type[Any]] = {
     "batch": Batch,
-    "weights": Weights,
     "checkpoint": Checkpoint,
     "evaluation": Evaluation,
     OPERATION: OperationStep,
 }
-"""Numbered cells that are read."""
+"""Numbered cells that are decoded when they arrive; of a version of the weights, only its number is needed then."""
 MAX_EVENTS, MAX_ACTORS = 2000, 1024
 
 
@@ -65,8 +64,8 @@ class Picture:
         self.subjects = Subjects(settings.run.name)
         self.ledger = ledger_of(settings)
         self.figures = Figures(settings.run.steps)
-        self.weights: dict[int, tuple[Weights, float]] = {}
-        """Versions with the Unix time at which they were stored."""
+        self.weights: dict[int, Cell] = {}
+        """Encoded versions of the weights; see `version`."""
         self.checkpoints: dict[int, tuple[Checkpoint, float]] = {}
         self.evaluations: dict[int, tuple[Evaluation, float]] = {}
         self.quarantined: dict[RowId, Quarantined] = {}
@@ -85,7 +84,7 @@ class Picture:
     def columns(subjects: Subjects) -> list[str]:
         """Subjects of the cells to feed."""
         rows = [subjects.column(name) for name in ("prompt", "dropped", "quarantined")]
-        return [*rows, *(subjects.numbered(kind, "*") for kind in NUMBERED)]
+        return [*rows, *(subjects.numbered(kind, "*") for kind in ("weights", *NUMBERED))]
 
     @staticmethod
     def log_subjects(subjects: Subjects) -> list[str]:
@@ -102,20 +101,14 @@ class Picture:
             return
         if is_oversized(cell_id, cell):
             return
-        value: Any = None
         try:
-            if (expected := NUMBERED.get(cell_id.kind)) is not None:
-                value = _decode(cell, expected, cell.subject)
+            value = self._value_of(cell_id, cell)
         except CodecError:
             return
         self.ledger.observe(cell_id, value if isinstance(value, Batch | Checkpoint) else None)
         if cell_id.kind == OPERATION:
             self.operations = self.operations.extended([(cell_id.step, value)])
-        known: dict[type[Any], dict[int, Any]] = {
-            Weights: self.weights,
-            Checkpoint: self.checkpoints,
-            Evaluation: self.evaluations,
-        }
+        known: dict[type[Any], dict[int, Any]] = {Checkpoint: self.checkpoints, Evaluation: self.evaluations}
         if (kept := known.get(type(value))) is not None:
             kept[value.version] = (value, cell.stored)
         if isinstance(value, Checkpoint):
@@ -125,6 +118,20 @@ class Picture:
                 self.quarantined[cell_id.row] = _decode(cell, Quarantined)
             elif cell_id.field == "dropped" and cell_id.kind == "group" and cell_id.step >= self.ledger.floor:
                 self._dropped[cell_id.row] = _decode(cell, Dropped).reason[:40]
+
+    def _value_of(self, cell_id: CellId, cell: Cell) -> Any:
+        """Return a decoded cell; None where its content is not needed now."""
+        if cell_id.kind == "weights":
+            verify(cell.data, cell.subject)
+            self.weights[cell_id.step] = cell
+        expected = NUMBERED.get(cell_id.kind)
+        return None if expected is None else _decode(cell, expected, cell.subject)
+
+    def version(self, number: int) -> Weights | None:
+        """Return a version of the weights; None if there is none, or if its cell is malformed."""
+        with suppress(CodecError, KeyError):
+            return _decode(self.weights[number], Weights)
+        return None
 
     def dropped(self) -> Counter[str]:
         """Return the dropped rows whose steps are not below the floor, by reason, as the ledger counts them."""

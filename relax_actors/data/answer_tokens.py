@@ -143,9 +143,9 @@ class AnswerTokens:
         text = [{"role": ASSISTANT, "content": answer}] if answer or may_be_empty else []
         said = answer if isinstance(answer, list) else text
         is_whole = bool(said) and said[0]["role"] != ASSISTANT
-        asked = prompt.messages or [{"role": "user", "content": self._templated(prompt.text)}]
+        before = prompt.messages or [{"role": "user", "content": self._templated(prompt.text)}]
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
-        messages = [*system, *([] if is_whole else asked), *said]
+        messages = [*system, *([] if is_whole else before), *said]
         return messages if self._family is None else with_parts(messages)
 
     def _of_text(self, prompt: str, answer: str, *, may_be_empty: bool) -> Example:

@@ -241,8 +241,8 @@ def _answer_of(fields: Mapping[str, Any], name: str) -> str | list[Message]:
 
 def _check_pair(chosen: Example, rejected: Example) -> None:
     """Check that a pair has one prompt and two answers; raises RowError if it has not."""
-    asked, other = (example.ids[: int(np.argmax(example.trained))] for example in (chosen, rejected))
-    if not np.array_equal(asked, other):
+    prompt, other = (example.ids[: int(np.argmax(example.trained))] for example in (chosen, rejected))
+    if not np.array_equal(prompt, other):
         msg = "chosen and rejected have different prompts; write the same messages before both answers"
         raise RowError(msg)
     if np.array_equal(chosen.ids, rejected.ids):

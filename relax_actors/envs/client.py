@@ -132,9 +132,9 @@ class EnvironmentClient:
         for operation in operations:
             if isinstance(operation, Close):
                 pending = self._pending.pop(operation.session, None)
-                asked = self._asked.pop(operation.session, None)
-                if pending is not None and asked is not None and not asked.done():
-                    asked.set_result(pending.lost("its session was closed"))
+                future = self._asked.pop(operation.session, None)
+                if pending is not None and future is not None and not future.done():
+                    future.set_result(pending.lost("its session was closed"))
                 self._leave(operation.session)
                 continue
             limit = self._section.open_seconds if isinstance(operation, Open) else self._section.step_seconds
@@ -278,10 +278,10 @@ class EnvironmentClient:
         session = pending.operation.session
         if self._pending.get(session) is pending:
             del self._pending[session]
-            if (asked := self._asked.pop(session, None)) is None:
+            if (future := self._asked.pop(session, None)) is None:
                 self._answers.put(answer)
-            elif not asked.done():
-                asked.set_result(answer)
+            elif not future.done():
+                future.set_result(answer)
 
     def _lose(self, pending: Pending, detail: str) -> None:
         self._leave(pending.operation.session)

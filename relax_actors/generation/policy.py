@@ -161,10 +161,10 @@ class Policy:
 
     def answer(self, requests: Sequence[GenerationRequest], version: int | None) -> list[Samples]:
         """Generate requests as one batch that nothing joins, with an exact version, if given; return their samples."""
-        asked = [self.generate(request, Kind.ROW) for request in requests]
+        pending = [self.generate(request, Kind.ROW) for request in requests]
         for _ in self.run(version, invites=lambda: False):
             pass
-        return [samples.result(0) for samples in asked]
+        return [samples.result(0) for samples in pending]
 
     def give_up(self) -> None:
         """Forget the rows and turns that wait: those who asked for them have given them up."""

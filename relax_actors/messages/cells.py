@@ -302,6 +302,7 @@ class Checkpoint:
     """Cell `checkpoint.<version>`: a durable checkpoint; `totals` counts the deleted rows of steps below `floor`.
 
     Cell `critic_checkpoint.<version>` is one of the critic: its `floor` is the version, and it deletes no rows.
+    `device` computed it: "cpu", or "cuda" with the name of the GPU; empty if it is unknown.
     """
 
     version: int
@@ -310,6 +311,7 @@ class Checkpoint:
     floor: int
     totals: RowCounts = field(default_factory=RowCounts)
     incarnation: int = 0
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ def flatten_samples(prompt_tokens: Array, samples: Sequence[Sample], fingerprint
         "players": [s.player for s in sequences] if any(s.player for s in sequences) else [],
         "prompt_experts": experts[0],
         "routed_experts": experts[1],
+        "entropies": _entropies(own),
         "observed": [list(s.observed) for s in sequences] if any(s.observed for s in sequences) else [],
     }
 
@@ -82,6 +83,15 @@ def _count_shared(prompt: Array, sequence: TokenSequence) -> int:
     limit = min(len(prompt), int(sampled[0]) if len(sampled) else len(sequence.token_ids))
     differences = np.flatnonzero(np.asarray(prompt[:limit]) != sequence.token_ids[:limit])
     return int(differences[0]) if len(differences) else limit
+
+
+def _entropies(own: Sequence[tuple[TokenSequence, int]]) -> Array | None:
+    """Concatenate the entropies of own tokens; None unless they are known of all sequences with sampled tokens."""
+    known = [s.entropies is not None for s, _ in own if s.sampled.any()]
+    if not known or not all(known):
+        return None
+    parts = [np.zeros(len(s.token_ids), np.float32) if s.entropies is None else s.entropies for s, _ in own]
+    return np.concatenate([part[k:] for part, (_, k) in zip(parts, own, strict=True)]).astype(np.float32)
 
 
 def _turn_rewards(samples: Sequence[Sample]) -> Array | None:

@@ -112,6 +112,7 @@ def _part(trajectory: Trajectory, title: str, sequences: Array, groups: Array, n
         players=[trajectory.players[i] for i in sequences],
         prompt_experts=None,
         routed_experts=None,
+        entropies=None,
         observed=[],  # advantages need no media
     )
     return PlayerPart(title, tuple(names[number] for number in numbers), samples, tokens, part)

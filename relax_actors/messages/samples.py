@@ -60,6 +60,8 @@ class TokenSequence:
         player: player of an episode whose conversation it is; empty in episodes without players.
         observed: media that the sequence reads after its prompt, in order. A first one that starts at token 0 is in
             place of the row's prompt.
+        entropies: float32, entropy of the policy in nats at each token; 0 where no policy sampled it. None if they are
+            not recorded.
 
     Raises:
         ValueError: the per-token arrays differ in length.
@@ -73,6 +75,7 @@ class TokenSequence:
     routed_experts: Array | None = None
     player: str = ""
     observed: tuple[ObservedMedia, ...] = ()
+    entropies: Array | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}

@@ -38,6 +38,7 @@ class Turn:
         experts: experts chosen for each token of `observed` and `tokens` but the last, behind that of the parent's last
             token, `[tokens, moe_layers, experts_per_token]` as `messages.experts.compact` gives them; None if they are
             not recorded.
+        entropies: `[len] float32`, entropy of the policy at each token of `tokens`; None unless record.entropy.
     """
 
     parent: int
@@ -53,9 +54,11 @@ class Turn:
     player: str = ""
     media: list[ObservedMedia] = field(default_factory=list)
     experts: Array | None = None
+    entropies: Array | None = None
 
     def __post_init__(self) -> None:
-        if self.parent < ROOT or len({len(self.tokens), len(self.logprobs), len(self.versions)}) > 1:
+        arrays = [self.tokens, self.logprobs, self.versions, *([] if self.entropies is None else [self.entropies])]
+        if self.parent < ROOT or len(set(map(len, arrays))) > 1:
             msg = "a turn has arrays of different lengths, or a parent with a negative number"
             raise ValueError(msg)
         if self.finish_reason not in set(FinishReason):

@@ -72,6 +72,8 @@ class Trajectory:
         observed: media that each sequence reads after its prompt, see `TokenSequence.observed`; empty if none does.
         targets: `[total] float32`, of a row of the data for a reward model: at each trained token the class of its
             label, or the margin of its pair; None in other runs.
+        entropies: `[total] float32`, entropy in nats of the softmax that `logprobs` are of; 0 where no policy sampled
+            the token. None unless record.entropy.
 
     Raises:
         ValueError: shapes or values are inconsistent, or no token is trained.
@@ -98,6 +100,7 @@ class Trajectory:
     routed_experts: Array | None = None
     observed: list[list[ObservedMedia]] = field(default_factory=list)
     targets: Array | None = None
+    entropies: Array | None = None
 
     def __post_init__(self) -> None:
         check_trajectory(self)
@@ -266,6 +269,9 @@ class Trajectory:
                 None if recorded is None else join_experts(recorded, i, shared, part),
                 self.players[i] if self.players else "",
                 tuple(self.observed[i]) if self.observed else (),
+                None
+                if self.entropies is None
+                else np.concatenate([np.zeros(shared, np.float32), self.entropies[part]]),
             )
 
     def expanded_experts(self) -> tuple[Array, Array] | None:

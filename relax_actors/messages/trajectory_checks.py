@@ -31,6 +31,7 @@ def check_trajectory(flat: Flat) -> None:
     _tokens(flat)
     _fingerprints(flat)
     _spans(flat)
+    _entropies(flat)
     _turns(flat)
     _players(flat)
     _observed(flat)
@@ -146,6 +147,18 @@ def _tokens(flat: Flat) -> None:
         if flat.trained[begins[(flat.shared == 0) & (flat.lengths > 0)]].any():
             msg = "loss_mask is true for the first token of a sequence, which has no token before it"
             raise ValueError(msg)
+
+
+def _entropies(flat: Flat) -> None:
+    entropies, total = flat.entropies, len(flat.token_ids)
+    if entropies is None:
+        return
+    if entropies.shape != (total,) or entropies.dtype != np.float32:
+        msg = f"entropies of a trajectory are {entropies.dtype}{list(entropies.shape)}, not [{total}] float32"
+        raise ValueError(msg)
+    if not (np.isfinite(entropies) & (entropies >= 0)).all():
+        msg = "an entropy of a trajectory is negative or not finite"
+        raise ValueError(msg)
 
 
 def _fingerprints(flat: Flat) -> None:

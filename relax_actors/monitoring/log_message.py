@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 from broker.subjects import NAME
@@ -86,15 +87,10 @@ class LogMessage:
 
     def numbers(self) -> dict[str, float]:
         """Return the finite measurements by name, without fields that identify the message; at most `MAX_NUMBERS`."""
-        skipped = ("time", "n", "kind", "role")
         pairs = (
             (name, float(value))
             for name, value in self.body.items()
-            if name not in skipped
-            and len(name) <= MAX_NAME
-            and printable(name) == name
-            and isinstance(value, int | float)
-            and abs(value) <= sys.float_info.max
+            if isinstance(value, int | float) and abs(value) <= sys.float_info.max and _is_measurement(name)
         )
         return {name: value for (name, value), _ in zip(pairs, range(MAX_NUMBERS), strict=False)}
 
@@ -113,6 +109,12 @@ class LogMessage:
         if self.kind == "evaluated" and self.is_event and {"version", "reward"} <= numbers.keys():
             return int(numbers["version"]), {"eval/reward": numbers["reward"]}
         return None
+
+
+@lru_cache(maxsize=4096)
+def _is_measurement(name: str) -> bool:
+    """Whether a field may be a measurement: it can be shown, and does not identify the message."""
+    return name not in ("time", "n", "kind", "role") and len(name) <= MAX_NAME and printable(name) == name
 
 
 def _claim(role: str, n: str, kind: str, body: dict[str, Any]) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -10,7 +13,7 @@ from rich.tree import Tree
 from relax_actors.counted import counted
 from relax_actors.devices.placement import shown
 from relax_actors.monitoring.connection import Connected
-from relax_actors.monitoring.leases import activity, age, children_of, code_of, number
+from relax_actors.monitoring.leases import activity, children_of, code_of, number
 from relax_actors.printable import printable
 
 if TYPE_CHECKING:
@@ -23,56 +26,174 @@ MAX_GPUS = 64
 """Most GPUs of an actor that are shown."""
 
 
-def supervision_tree(at: Connected) -> Tree:
-    """Build the tree of broker, nodes, pools and actors from the leases of a run."""
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A supervised process as its supervisor reports it; a field is None where nobody reports it.
+
+    Attributes:
+        name: its name, such as `rollout.0`.
+        phase: `ready`, `starting`, `backing_off`, `down` and the like.
+        seconds: for how long it has been in this phase.
+        restarts: restarts that its present supervisor has counted.
+        pid: its process.
+        gpus: numbers of its GPUs on the node.
+        incarnation: number of its incarnation.
+        code: beginning of the version of the user's code that it runs; empty if it runs none.
+        up_seconds: age of its lease.
+        activity: rows that it handles or what it waits for, and for how long; empty without a lease.
+    """
+
+    name: str
+    phase: str | None = None
+    seconds: float | None = None
+    restarts: int = 0
+    pid: int | None = None
+    gpus: tuple[int, ...] = ()
+    incarnation: int | None = None
+    code: str = ""
+    up_seconds: float | None = None
+    activity: str = ""
+
+    @classmethod
+    def of(cls, name: str, state: Any, gpus: Any = None, lease: Mapping[str, Any] | None = None) -> Process:
+        """Return a process from its state in the lease of its supervisor, and from its own lease if it has one.
+
+        Any client of the broker can write a lease, so no field is trusted.
+        """
+        state, lease = state if isinstance(state, dict) else {}, dict(lease or {})
+        numbers = gpus[:MAX_GPUS] if isinstance(gpus, list) else []
+        return cls(
+            name[:90],
+            str(state.get("phase"))[:20].replace("_", " ") if state else None,
+            _seconds(state) if state else None,
+            int(number(state.get("restarts"), 0)),
+            _whole(state.get("pid")),
+            tuple(numbers) if all(isinstance(n, int) for n in numbers) else (),
+            _whole(lease.get("incarnation")),
+            code_of(lease),
+            _seconds(lease) if lease else None,
+            activity(lease) if lease else "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node: its supervisor, what it shares among actors, and its actors.
+
+    Attributes:
+        name: `node`, or `node <n> <name>` of one that joined.
+        supervisor: its process.
+        lease_seconds: age of its lease; None without one: it is down, or cut off from the broker.
+        spot: whether it may vanish.
+        zygote: process that actors are forked from; None if the node reports none.
+        actors: its actors, or those that it should have if it is not there.
+    """
+
+    name: str
+    supervisor: Process
+    lease_seconds: float | None
+    spot: bool
+    zygote: Process | None
+    actors: list[Process]
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """All processes of a run.
+
+    Attributes:
+        run: name of the run.
+        live: whether it is up.
+        broker: the embedded broker; None if it is elsewhere.
+        broker_url: address of a broker that the run does not start; empty for an embedded one.
+        recorder: process that keeps rows for people; None if there is none.
+        nodes: nodes, that of `relax up` first.
+        ignored: entries under the keys of leases that are no leases, with the reason.
+        missing: roles without an actor on any node, with what they are needed for.
+    """
+
+    run: str
+    live: bool
+    broker: Process | None
+    broker_url: str
+    recorder: Process | None
+    nodes: list[Node]
+    ignored: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def read_supervision(at: Connected) -> Supervision:
+    """Read the leases of a run."""
     leases = at.table.connection.call(at.state.leases(), 10)
     nodes = {key[5:]: leases.pop(key) for key in sorted(leases, key=_order) if key.startswith("node.")}
     roots = {key[5:]: children_of(leases.pop(key)) for key in list(leases) if key.startswith("root.")}
     forged = at.table.connection.call(at.state.forged_leases(), 10)
-    root = Tree(f"run {at.settings.run.name}" + ("" if at.live else " (not up)"))
-    if at.settings.broker.url is None:
-        root.add(_with_state("broker, embedded", roots.get("0", {}).get("broker") if at.live else None))
-    else:
-        root.add(printable(f"broker {at.table.connection.address.url}"))
-    if at.live and (recorder := roots.get("0", {}).get("recorder")) is not None:
-        root.add(_with_state("recorder", recorder))
-    for n in nodes or ["0"]:
-        state = roots.get(n, {}).get("node") if at.live else None
-        _add_actors(_add_node(root, n, nodes.get(n, {}), state), at, nodes.get(n, {}), leases)
-    for name, why in sorted(forged.items())[:MAX_FORGED]:
-        root.add(Text(printable(f"entry lease.{name[:80]} is no lease and is ignored: {why}"), "red"))
+    first, is_embedded, missing = roots.get("0", {}) if at.live else {}, at.settings.broker.url is None, {}
     if nodes:
         # Imported for runs that have actors: it imports the classes of all roles.
         from relax_actors.supervision.absence import needed_roles, present_roles  # noqa: PLC0415
 
         present = present_roles(nodes.values())
-        for role, what in needed_roles(at.config).items():
-            if role not in present:
-                root.add(Text(printable(f"{role} has no actor on any node: {what}"), "red"))
+        missing = {role: what for role, what in needed_roles(at.config).items() if role not in present}
+    return Supervision(
+        at.settings.run.name,
+        at.live,
+        Process.of("broker", first.get("broker")) if is_embedded else None,
+        "" if is_embedded else at.table.connection.address.url,
+        Process.of("recorder", first["recorder"]) if first.get("recorder") is not None else None,
+        [_node(at, n, nodes.get(n, {}), roots.get(n, {}), leases) for n in nodes or ["0"]],
+        {name[:80]: why for name, why in sorted(forged.items())[:MAX_FORGED]},
+        missing,
+    )
+
+
+def _node(at: Connected, n: str, node: dict[str, Any], root: Mapping[str, Any], leases: Mapping[str, Any]) -> Node:
+    name = ("node" if n == "0" else f"node {n}") + (f" {str(node['name'])[:80]}" if "name" in node else "")
+    states, gpus = children_of(node), node.get("gpus")
+    leased = gpus if isinstance(gpus, dict) else {}
+    names = list(states) if node or not at.live else _expected(at.config)
+    return Node(
+        name,
+        Process.of(name, root.get("node") if at.live else None),
+        _seconds(node) if node else None,
+        node.get("spot") is True,
+        Process.of("zygote", node.get("zygote")) if not node or node.get("zygote") is not None else None,
+        [Process.of(child, states.get(child), leased.get(child), leases.get(child)) for child in names],
+    )
+
+
+def supervision_tree(seen: Supervision) -> Tree:
+    """Draw the tree of broker, nodes, pools and actors."""
+    root = Tree(f"run {seen.run}" + ("" if seen.live else " (not up)"))
+    if seen.broker is None:
+        root.add(printable(f"broker {seen.broker_url}"))
+    else:
+        root.add(_with_state("broker, embedded", seen.broker))
+    if seen.recorder is not None:
+        root.add(_with_state("recorder", seen.recorder))
+    for node in seen.nodes:
+        branch = root.add(_of_node(node))
+        if node.zygote is not None:
+            branch.add(_with_state("zygote", node.zygote))
+        pools: dict[str, Tree] = {}
+        for actor in node.actors:
+            role = actor.name.rpartition(".")[0]
+            if role not in pools:
+                pools[role] = branch.add(printable(f"{role[:80]}, one_for_one"))
+            gpus = f", {shown(actor.gpus)}" if actor.gpus else ""
+            pools[role].add(_with_state(actor.name, actor).append(gpus).append(_incarnation(actor)))
+    for name, why in seen.ignored.items():
+        root.add(Text(printable(f"entry lease.{name} is no lease and is ignored: {why}"), "red"))
+    for role, what in seen.missing.items():
+        root.add(Text(printable(f"{role} has no actor on any node: {what}"), "red"))
     return root
 
 
-def _add_node(root: Tree, n: str, node: dict[str, Any], state: Any) -> Tree:
-    name = ("node" if n == "0" else f"node {n}") + (f" {str(node['name'])[:80]}" if "name" in node else "")
-    lease = Text(f", lease for {age(node)}") if node else Text.assemble(", ", ("no lease", "red"))
-    spot = Text(", spot" if node.get("spot") is True else "")
-    branch = root.add(_with_state(name, state).append_text(spot).append_text(lease))
-    if not node or node.get("zygote") is not None:
-        branch.add(_with_state("zygote", node.get("zygote")))
-    return branch
-
-
-def _add_actors(branch: Tree, at: Connected, node: dict[str, Any], leases: dict[str, Any]) -> None:
-    """Add the actors that a node reports, or without its lease those that it should have if the run is up."""
-    states = children_of(node)
-    names = states if node or not at.live else _expected(at.config)
-    pools: dict[str, Tree] = {}
-    for child in names:
-        role = child.rpartition(".")[0]
-        if role not in pools:
-            pools[role] = branch.add(printable(f"{role[:80]}, one_for_one"))
-        state = _with_state(child[:90], states.get(child)).append(_gpus(node, child))
-        pools[role].add(state.append(_incarnation(leases.get(child))))
+def _of_node(node: Node) -> Text:
+    known = node.lease_seconds is not None
+    lease = Text(f", lease for {node.lease_seconds:.0f} s") if known else Text.assemble(", ", ("no lease", "red"))
+    text = _with_state(node.name, node.supervisor).append_text(Text(", spot" if node.spot else ""))
+    return text.append_text(lease)
 
 
 def _expected(config: Config) -> list[str]:
@@ -86,28 +207,26 @@ def _order(name: str) -> tuple[str, int]:
     return role, int(n) if n.isdigit() else -1
 
 
-def _with_state(name: str, state: Any) -> Text:
+def _seconds(lease: Mapping[str, Any]) -> float:
+    """Return the seconds since field `since`."""
+    return round(time.time() - number(lease.get("since"), 0.0), 1)
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) and number(value, -1) == value else None
+
+
+def _with_state(name: str, process: Process) -> Text:
     """Return the name of a process, and its state as its supervisor reports it."""
-    if not isinstance(state, dict):
+    if process.phase is None:
         return Text.assemble(printable(name), " ", ("unknown", "red"))
-    restarts = int(number(state.get("restarts"), 0))
-    pid = f", pid {str(state['pid'])[:20]}" if state.get("pid") else ""
-    phase = str(state.get("phase"))[:20].replace("_", " ")
-    return Text(printable(f"{name} {phase} for {age(state)}, {counted(restarts, 'restart')}{pid}"))
+    pid = f", pid {process.pid}" if process.pid else ""
+    state = f"{process.phase} for {process.seconds:.0f} s, {counted(process.restarts, 'restart')}"
+    return Text(printable(f"{name} {state}{pid}"))
 
 
-def _gpus(node: dict[str, Any], child: str) -> str:
-    """Name the GPUs that a node has leased to an actor."""
-    leased = node.get("gpus")
-    numbers = leased.get(child) if isinstance(leased, dict) else None
-    if not isinstance(numbers, list) or not all(isinstance(n, int) for n in numbers[:MAX_GPUS]):
+def _incarnation(actor: Process) -> str:
+    if actor.up_seconds is None:
         return ""
-    return f", {shown(tuple(numbers[:MAX_GPUS]))}" if numbers else ""
-
-
-def _incarnation(lease: dict[str, Any] | None) -> str:
-    if lease is None:
-        return ""
-    incarnation = str(lease.get("incarnation"))[:20]
-    code = f", code {version}" if (version := code_of(lease)) else ""
-    return printable(f", incarnation {incarnation}{code}, up {age(lease)}: {activity(lease)}")
+    code = f", code {actor.code}" if actor.code else ""
+    return printable(f", incarnation {actor.incarnation}{code}, up {actor.up_seconds:.0f} s: {actor.activity}")

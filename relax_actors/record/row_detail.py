@@ -46,8 +46,8 @@ class TokenStrip:
         texts: text that each token adds; empty without a tokenizer on this machine.
         mask: whether each token is trained.
         versions: version that sampled each token; -1 where no policy did.
-        numbers: name -> a number for each token, None where there is none: `logprob`, `advantage`, and those that
-            other roles wrote, such as `reference`.
+        numbers: name -> a number for each token, None where there is none: `logprob`, `advantage`, `entropy` with
+            record.entropy, and those that other roles wrote, such as `reference`.
     """
 
     player: str
@@ -215,6 +215,8 @@ def _token_columns(cells: RowCells, trajectory: Trajectory, advantage: Advantage
     """Yield the numbers of all own tokens, `[total]`, by name."""
     total = len(trajectory.token_ids)
     yield "logprob", trajectory.logprobs
+    if trajectory.entropies is not None:
+        yield "entropy", trajectory.entropies
     if advantage is not None and _is_by_token(advantage, trajectory):
         yield "advantage", advantage.values
     elif advantage is not None and len(advantage.values) == len(trajectory.texts):

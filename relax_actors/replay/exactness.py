@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from relax_actors.config import Config
 from relax_actors.engines.backends import critic_section
@@ -16,28 +16,38 @@ def devices_of(config: Config) -> Iterator[tuple[str, str]]:
         yield "critic.device", critic_section(config).device
 
 
-def why_inexact(config: Config, gpus: int) -> str:
+def why_inexact(config: Config, gpu: str, recorded: Mapping[str, str]) -> str:
     """Return why the steps of a run may round differently when they are computed again; empty if they must not.
 
-    The order of rows, seeds and the cut into micro-batches are recorded, so kernels alone decide. The log does not say
-    which device "auto" meant in the run.
+    The order of rows, seeds and the cut into micro-batches are recorded, so kernels alone decide.
 
     Args:
         config: settings to compute with.
-        gpus: GPUs that torch can use here, which "auto" means.
+        gpu: name of the GPU that torch uses here, which "auto" means; empty without one.
+        recorded: device of the checkpoint from which each model is computed, by the setting of its device; empty where
+            the checkpoint does not say it.
     """
     devices = dict(devices_of(config))
-    on_gpu = [name for name, device in devices.items() if device.startswith("cuda") or (device == "auto" and gpus)]
-    if on_gpu and not config.run.deterministic:
+    here = {
+        name: f"cuda ({gpu})" if device.startswith("cuda") or (device == "auto" and gpu) else "cpu"
+        for name, device in devices.items()
+    }
+    if (on_gpu := [name for name, device in here.items() if device != "cpu"]) and not config.run.deterministic:
         return (
             f"{' and '.join(on_gpu)}: kernels of GPUs add up in any order, so a difference in the last bits is no "
             "fault; runs with run.deterministic = true replay exactly"
         )
-    if chosen := [name for name, device in devices.items() if device == "auto"]:
-        here, other = ("a GPU", "a CPU") if gpus else ("the CPU", "a GPU")
+    for name, device in here.items():
+        if recorded.get(name, "") not in ("", device):
+            return (
+                f"{name}: the run computed on {recorded[name]}, and {device} computes here, which may round "
+                "differently; a difference in the last bits is no fault"
+            )
+    if chosen := [name for name, device in devices.items() if device == "auto" and not recorded.get(name)]:
+        computes, other = ("a GPU", "a CPU") if gpu else ("the CPU", "a GPU")
         return (
-            f'{" and ".join(chosen)} = "auto": {here} computes here; the bits must be equal unless the run was trained '
-            f"on {other}, which rounds differently"
+            f'{" and ".join(chosen)} = "auto": {computes} computes here; the bits must be equal unless the run was '
+            f"trained on {other}, which rounds differently"
         )
     return ""
 

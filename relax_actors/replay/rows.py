@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import numpy as np
 
+from broker.process import spawn, stop
 from broker.subjects import RowId
 from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
 from relax_actors.data.prompt_maker import room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import inference_backend
-from relax_actors.engines.protocols import Generation, GenerationRequest
+from relax_actors.engines.protocols import Generation, GenerationRequest, InferenceEngine
+from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.errors import CodecError, ConfigError, StoreError, SubjectError
 from relax_actors.generation.sampling import sampling_of, template_of
 from relax_actors.messages import PreparedPrompt, Prompt, Trajectory
 from relax_actors.replay.recording import Recording
 from relax_actors.replay.steps import Replayer
 from relax_actors.runtime.row import parse_row
+from relax_actors.supervision.node import actor_environment
+from relax_actors.supervision.pools import server_launch
 from relax_actors.training.row_media import MEDIA, RowMedia
 from relax_actors.training.stops import stops_of
+
+POLL_SECONDS = 0.1
 
 
 def row_of(name: str) -> RowId:
@@ -75,12 +86,20 @@ def _require_reproducible(run: str, config: Config) -> None:
         why = "its rows come from data: nothing is sampled"
     elif config.environment is not None or config.agent is not None:
         why = "its samples have several turns, which depend on their environment or agent"
-    elif config.rollout.backend != "transformers":
-        why = f"rollout.backend = {config.rollout.backend!r} batches rows as they come"
+    elif config.simulate is not None:
+        why = "its engines are simulated: no model sampled the tokens"
     elif not config.run.deterministic:
-        why = "it is not deterministic: rows were sampled in batches with others, which changes their rounding"
+        why = (
+            "it is not deterministic: rows were sampled in batches with others, which changes their rounding; runs "
+            "with run.deterministic = true can"
+        )
+    elif config.rollout.backend == "sglang" and config.rollout.sglang.urls:
+        why = (
+            "rollout.sglang.urls names servers that the run did not start, and which may serve others now; servers "
+            "that a run starts can be started again"
+        )
     if why:
-        msg = f"rows of run {run} cannot be sampled again: {why}; runs with run.deterministic = true can"
+        msg = f"rows of run {run} cannot be sampled again: {why}"
         raise ConfigError(msg)
 
 
@@ -109,9 +128,7 @@ def _sampled(recording: Recording, config: Config, row: RowId, prompt: Prompt, v
         fingerprint, files = replayer.model.publish("sampled")
     finally:
         replayer.model.close()
-    context = recording.context("rollout", config)
-    engine = inference_backend(config).build(context)
-    try:
+    with _engine(recording, config) as engine:
         engine.load(version, fingerprint, files)
         tokenizer = Tokenizer(config.model_path)
         sampling = sampling_of(config, row, 1 if needs_greedy(config.algorithm) else 0)
@@ -121,8 +138,43 @@ def _sampled(recording: Recording, config: Config, row: RowId, prompt: Prompt, v
         request = replace(request, max_tokens=max(1, min(request.max_tokens, limit)))
         done = dict(pair for pairs in engine.stream([request], lambda: None) for pair in pairs)
         return list(done[0])
-    finally:
-        engine.close()
+
+
+@contextmanager
+def _engine(recording: Recording, config: Config) -> Iterator[InferenceEngine]:
+    """Build the inference engine of the run, and start its server if it has one, which ends with this process.
+
+    Raises:
+        ConfigError: the server does not start.
+    """
+    context, backend = recording.context("rollout", config), inference_backend(config)
+    with ExitStack() as stack:
+        if backend.server(config) is not None:
+            folder = context.folder
+            folder.root.mkdir(exist_ok=True)
+            folder.save_config(config, recording.at.folder.import_path)
+            launch = server_launch(folder, context.n, actor_environment(config))
+            launch.log.parent.mkdir(parents=True, exist_ok=True)
+            with launch.log.open("wb") as log:
+                keeper = spawn(launch.command, log=log, environment=os.environ | launch.environment)
+            stack.callback(stop, keeper, config.supervision.shutdown)
+            _await_server(folder.server(context.n), keeper, launch.log, config.supervision.longest_start)
+        engine = backend.build(context)
+        stack.callback(engine.close)
+        yield engine
+
+
+def _await_server(record: Path, keeper: Popen[bytes], log: Path, seconds: float) -> None:
+    """Wait until an inference server generates."""
+    end = time.monotonic() + seconds
+    while ServerRecord.load(record) is None:
+        ended = keeper.poll() is not None
+        if ended or time.monotonic() > end:
+            how = "ended" if ended else f"does not generate within {seconds:g} s (supervision.start_deadline)"
+            said = log.read_text(errors="replace").strip()[-2000:]
+            msg = f"the inference server that is to sample the row {how}; it wrote: {said or 'nothing'}"
+            raise ConfigError(msg)
+        time.sleep(POLL_SECONDS)
 
 
 def _of_prompt(

@@ -79,10 +79,10 @@ class Judge(CheckedJudge):
         Rows whose reward does not read the grades get None.
         """
         began = time.monotonic()
-        asked = [self._questions(row) if row.id.kind in self._wanted else [] for row in rows]
-        answers = iter(self._asked([question for part in asked if isinstance(part, list) for question in part]))
+        of_rows = [self._questions(row) if row.id.kind in self._wanted else [] for row in rows]
+        answers = iter(self._asked([question for part in of_rows if isinstance(part, list) for question in part]))
         results: list[Any] = []
-        for row, questions in zip(rows, asked, strict=True):
+        for row, questions in zip(rows, of_rows, strict=True):
             if isinstance(questions, RelaxError):
                 results.append(questions)
                 continue

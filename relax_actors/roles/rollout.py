@@ -217,6 +217,7 @@ class Rollout(Role):
         routed = [s.routed_experts for s in samples if s.routed_experts is not None] if is_trained else []
         experts = split_prompt_experts(routed, len(prompt_tokens)) if routed else (None, None)
         versions, mask = np.concatenate([s.versions for s in samples]), None
+        entropies = [s.entropies for s in samples if s.entropies is not None]
         baselines = self._baselines if is_trained else 0
         if baselines:
             mask = np.ones(len(versions), np.bool_)
@@ -234,6 +235,7 @@ class Rollout(Role):
             greedy_samples=baselines,
             prompt_experts=experts[0],
             routed_experts=experts[1],
+            entropies=np.concatenate(entropies) if entropies else None,
         )
 
     def metrics(self) -> dict[str, float]:

@@ -165,13 +165,13 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [model | {"max_model_len": self._answers.context_length}]})
 
     async def _chat(self, request: Request, session: str) -> Response:
-        asked = validated(ChatBody, await self._body(request)).ask()
-        if asked.prompt is None:
-            ask.check_messages(asked.messages)
-        if session and asked.prompt is not None:
+        wanted = validated(ChatBody, await self._body(request)).ask()
+        if wanted.prompt is None:
+            ask.check_messages(wanted.messages)
+        if session and wanted.prompt is not None:
             msg = "a conversation of a session is `messages`; send a prompt of `tokens` to /v1/completions"
             raise ApiError(400, msg, "unsupported_parameter")
-        return await self._respond(request, asked, session, ChatWriter)
+        return await self._respond(request, wanted, session, ChatWriter)
 
     async def _completions(self, request: Request, session: str) -> Response:
         asked = validated(CompletionBody, await self._body(request)).ask()

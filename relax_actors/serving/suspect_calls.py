@@ -85,5 +85,5 @@ class SuspectCalls:
 
 def _key(call: GenerateCall) -> str:
     """Return a hash of what an actor reads of a call; sessions of different samples may ask the same."""
-    asked = json.dumps([call.text, call.messages, call.tools, call.settings], sort_keys=True, default=repr)
-    return hashlib.sha256(asked.encode(errors="surrogatepass") + call.tokens.tobytes()).hexdigest()
+    content = json.dumps([call.text, call.messages, call.tools, call.settings], sort_keys=True, default=repr)
+    return hashlib.sha256(content.encode(errors="surrogatepass") + call.tokens.tobytes()).hexdigest()

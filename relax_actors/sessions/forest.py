@@ -67,6 +67,7 @@ class Continuation:
             messages=[*self.new, message],
             media=list(self.shown),
             experts=None if experts is None else compact(experts[max(0, before - 1) :]),
+            entropies=answer.entropies,
             **names,
         )
 
@@ -286,7 +287,19 @@ class Forest:
             np.concatenate([expand(one) for one in experts]) if len(experts) == len(turns) else None,
             turns[-1].player,
             tuple(one for turn in turns for one in turn.media),
+            _entropies(turns),
         )
+
+
+def _entropies(turns: Sequence[Turn]) -> Array | None:
+    """Return the entropies of a sequence, `[len] float32`; None unless they are known of all its sampled tokens."""
+    parts: list[Array] = []
+    for turn in turns:
+        if turn.entropies is None and len(turn.tokens):
+            return None
+        own = np.zeros(0, np.float32) if turn.entropies is None else turn.entropies
+        parts += [np.zeros(len(turn.observed), np.float32), own]
+    return np.concatenate(parts).astype(np.float32)
 
 
 def untrained(tokens: Array, player: str = "", observed: ObservedMedia | None = None) -> TokenSequence:

@@ -262,10 +262,10 @@ class GenerationService:
         watch = watch or CallWatch()
         if self._policy.guests_waiting >= MAX_WAITING:
             raise Refused(Refusal.BUSY, f"{MAX_WAITING} requests wait for the engine; try again")
-        asked = self._policy.generate(replace(request, watch=watch))
+        pending = self._policy.generate(replace(request, watch=watch))
         left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         watch.on_cancel(lambda: None if left.done() else left.set_result(None))
-        answer = asyncio.wrap_future(asked)
+        answer = asyncio.wrap_future(pending)
         sending = asyncio.ensure_future(watch.send_pieces(request.tokens))
         try:
             both: list[asyncio.Future[Any]] = [answer, left]

@@ -36,6 +36,7 @@ from relax_actors.runtime.code_version import source_version
 from relax_actors.runtime.logs import maintain_root_files
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment, check_spot, parse, where
+from relax_actors.supervision.desired import needs_restart, with_operations
 from relax_actors.supervision.gpu_leases import check_gpus
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.ownership import OWNER_SECONDS, is_of, is_taken
@@ -100,6 +101,8 @@ class RemoteNode:
         self._halt = threading.Event()
         self._tree: ProcessTree | None = None
         self._has_joined = False
+        self._asked: Assignment
+        """What the node was started with, before operations."""
         self._janitor: Janitor
         self._connection = Connection(address.for_user(NODE), f"node {wanted.name}", deadline=30.0)
 
@@ -200,14 +203,17 @@ class RemoteNode:
         wanted, number = self.wanted, self._claim(state, config)
         path = str(wanted.import_path.resolve()) if wanted.import_path is not None else found.import_path
         make_importable(Path(path))
-        node = parse(config, number, wanted.name, wanted.roles).scaled(found.scaled.get(wanted.name, {}))
-        node = replace(node, where=where(self.folder), gpus=wanted.gpus, spot=wanted.spot, grace=wanted.grace)
+        asked = parse(config, number, wanted.name, wanted.roles)
+        self._asked = replace(asked, where=where(self.folder), gpus=wanted.gpus, spot=wanted.spot, grace=wanted.grace)
+        node = with_operations(self._asked, config, found)
         if node.spot:
             check_spot(config, node)
         check_gpus(config, node, CLAIM_SECONDS)
         self.folder.save_config(config, path)
         self.address.save(self.folder.address)
         node.save(self.folder)
+        for role in self._asked.roles.keys() - node.roles.keys():
+            log.warning("role_was_moved", role=role, node=found.moved[role] or "none of those that joined")
         log.info("joined", run=wanted.run, node=number, name=wanted.name, roles=" ".join(wanted.roles))
         return node
 
@@ -312,25 +318,19 @@ class RemoteNode:
                 return
             if found is None:
                 continue
-            if _relevant(found, node) != _relevant(known, node):
+            if needs_restart(found, known, node):
                 tree.stop()
                 return
-            scaled = replace(node.scaled(found.scaled.get(node.name, {})), expelled=found.expelled.get(node.name, []))
-            if scaled != node:
-                node = scaled
+            changed = with_operations(self._asked, self._config(found), found)
+            if changed != node:
+                node = changed
                 node.save(self.folder)
-
-
-def _relevant(found: RunRecord, node: Assignment) -> RunRecord:
-    """Return what a node's process must start again for: roles of other nodes may come and go."""
-    own = {name: table for name, table in found.config.get("roles", {}).items() if name in node.roles}
-    return replace(found, config=found.config | {"roles": own}, scaled={}, expelled={}, consumers={})
 
 
 def _supervisor(config: Config, node: Assignment) -> Supervisor:
     """Supervisor of the node's process, which may take as long to stop as its slowest role."""
     settings = config.supervision
-    drain = max(section_of(config, role).deadline for role in node.roles) + settings.shutdown + END_SECONDS
+    drain = max([section_of(config, role).deadline for role in node.roles] or [0.0]) + settings.shutdown + END_SECONDS
     if node.grace is not None:
         drain = min(drain, max(node.grace - GRACE_REST, GRACE_SHARE * node.grace))
     specs = [ChildSpec("node", shutdown=drain, start_deadline=settings.start_deadline)]

@@ -81,8 +81,8 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
         raise TraceError(msg)
     answered = [(turn, mask) for turn, mask in read if len(turn.tokens)]
     requests = [_messages(turn) for turn in given]
-    for number, asked in enumerate(requests):
-        for message in asked:
+    for number, shown in enumerate(requests):
+        for message in shown:
             fields.check_text(message, f"{origin}, turn {number}")
     messages = requests[0]
     return Trace(
@@ -106,8 +106,8 @@ def head(record: Mapping[str, Any]) -> Head:
 
 def _messages(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
     request = turn.get("request")
-    asked = request.get("messages") if isinstance(request, dict) else None
-    return [message for message in asked if isinstance(message, dict)] if isinstance(asked, list) else []
+    listed = request.get("messages") if isinstance(request, dict) else None
+    return [message for message in listed if isinstance(message, dict)] if isinstance(listed, list) else []
 
 
 def _check_nodes(turns: Sequence[Mapping[str, Any]], origin: str) -> None:

@@ -31,6 +31,8 @@ def traces_of(prompt: Prompt, trajectory: Trajectory, reward: Reward | None = No
     values: dict[str, Array] = dict(facts.pop("token_values", {}))
     if reward is not None and reward.token_values is not None:
         values["reward"] = reward.token_values
+    if trajectory.entropies is not None:
+        values["entropy"] = trajectory.entropies
     ends = np.cumsum(trajectory.sample_lengths)
     begins, n = ends - trajectory.sample_lengths, len(trajectory.texts)
     known, traces = trajectory.fingerprint_by_version, []
@@ -51,7 +53,9 @@ def traces_of(prompt: Prompt, trajectory: Trajectory, reward: Reward | None = No
                 **(facts | own),
                 sample=i,
                 prompt_tokens=trajectory.prompt_tokens,
-                sequences=tuple(replace(each, routed_experts=None, observed=()) for each in sample.sequences),
+                sequences=tuple(
+                    replace(each, routed_experts=None, observed=(), entropies=None) for each in sample.sequences
+                ),
                 text=sample.text,
                 finish_reason=str(sample.finish_reason),
                 turn_rewards=sample.turn_rewards,

@@ -13,9 +13,11 @@ import errno
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from relax_actors.engines.backends import critic_section
 from relax_actors.engines.protocols.training import SavesState, SupportsAsyncSave
 from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Checkpoint, RowCounts
@@ -209,6 +211,16 @@ class Checkpointer:
         self._disk_was_full = True
         self._context.journal.event("checkpoint_given_up", version=version, error=str(error))
 
+    @cached_property
+    def _device(self) -> str:
+        """Device that computes the model, for a replay; empty if it is simulated."""
+        config = self._context.config
+        if config.simulate is not None:
+            return ""
+        from relax_actors.engines.torch.devices import describe_device  # noqa: PLC0415 simulated trainers need no torch
+
+        return describe_device((config.trainer if self._kind == "checkpoint" else critic_section(config)).device)
+
     def _path(self, version: int) -> Path:
         return self._folder / f"{version}.{self._context.incarnation}"
 
@@ -225,6 +237,7 @@ class Checkpointer:
             floor=floor,
             totals=totals,
             incarnation=context.incarnation,
+            device=self._device,
         )
         existing = put_own(context, context.table.subjects.numbered(self._kind, version), cell)
         if existing is not None:

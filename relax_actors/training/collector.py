@@ -234,15 +234,15 @@ class Collector(Actor):
         Sweep by sweep, they become few enough to be listed again.
         """
         ends = (cell for cell in cells if is_late_end(cell, extent))
-        asked = [(cell, RowId(cell.step, cell.index - extent.rows)) for cell in islice(ends, MAX_LOOKUPS)]
-        filters = [f"{self._table.subjects.prefix}.{row}.*" for _, row in asked]
+        last_rows = [(cell, RowId(cell.step, cell.index - extent.rows)) for cell in islice(ends, MAX_LOOKUPS)]
+        filters = [f"{self._table.subjects.prefix}.{row}.*" for _, row in last_rows]
         listed: list[list[str]] = []
         for start in range(0, len(filters), LOOKUPS_AT_ONCE):
             batch = filters[start : start + LOOKUPS_AT_ONCE]
             listed += self._table.call(_gather(self._table.list_subjects_async(name) for name in batch))
         strays = [
             cell
-            for (cell, _), subjects in zip(asked, listed, strict=True)
+            for (cell, _), subjects in zip(last_rows, listed, strict=True)
             if not any(subject.rpartition(".")[2] in FIRST_COLUMNS for subject in subjects)
         ]
         wanted = (*todo.filters, *(f"{cell.row}.>" for cell in strays))

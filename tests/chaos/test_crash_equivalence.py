@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from relax_actors.messages import Trajectory
+from relax_actors.record.record import Record
 from tests.chaos.equivalence import cluster_for, compare
 from tests.chaos.kill_plan import SERVER, points_of
 from tests.chaos.run_kinds import DATA_ROWS, rows_of_data
 from tests.support.faults import hit, story_of
-from tests.support.running import ON_POLICY, Run, wait_until
+from tests.support.running import ON_POLICY, Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
 
@@ -48,6 +49,23 @@ def test_run_with_kills_at_named_points_ends_with_the_same_weights(
     assert result["restarts"] >= 6
     assert (result["admitted"], result["trained"]) == (32, 32)
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+
+
+@pytest.mark.slow
+def test_recorded_entropies_change_no_bit_of_a_killed_run(make_run: MakeRun, undisturbed: str) -> None:
+    run = make_run("entropies", *ON_POLICY, "record.entropy=true", "record.every=1").start()
+    kill_at(run, "rollout.0", "group.2.0.prompt")
+    kill_at(run, "trainer.0", "batch.4")
+    run.disconnect()
+    code, result, said = run.finish()
+    assert (code, result["weights_fingerprint"]) == (0, undisturbed), said
+    record = Record(run.folder.record)
+    trajectories = [record.row(row).read("trajectory", Trajectory) for row in record.rows() if row.kind == "group"]
+    assert len(trajectories) == 32
+    for trajectory in trajectories:
+        assert trajectory.entropies.shape == trajectory.logprobs.shape
+        assert trajectory.entropies[trajectory.versions >= 0].max() > 0
+    assert "mean entropy" in relax("samples", run.name, "--step", "7", "--row", "0", cwd=run.cwd).stdout
 
 
 @pytest.mark.slow

@@ -22,7 +22,12 @@ REPLAYED = (
 )
 # One row is a micro-batch, and rows come one after the other: two ranks compute on rows 0 and 1 when row 2 is there.
 STREAMED = ("trainer.max_tokens_per_microbatch=64", "reward.function=tiny_tasks.slow_share_of_sevens")
-PICTURES = ("run.steps=8", "trainer.max_tokens_per_microbatch=128")
+# Both stages encode pictures, for the first one.
+PICTURES = (
+    "run.steps=8",
+    "trainer.max_tokens_per_microbatch=128",
+    "trainer.megatron.pipeline_parallel=2",
+)
 MOMENTS = (("weights.0", 1), ("batch.2", 0), ("weights.4", 1), ("batch.6", None))
 """Cells after which a rank, or the trainer itself, is killed."""
 MID_STEP = (("group.2.2.advantage", None), ("group.4.2.advantage", 0), ("group.5.2.advantage", 1), ("batch.6", None))

@@ -78,6 +78,12 @@ def test_tree_shows_state_incarnation_and_activity_of_each_actor(make_run: MakeR
     assert f"pid {run.pid_of('reward.0')}" in reward
     assert all(" for " in line.partition("up ")[2] for line in lines if ".0 ready" in line)
     assert any("waiting for" in line for line in lines)
+    seen = json.loads(relax("tree", "shown", "--json", cwd=tmp_path).stdout)
+    (node,) = seen["nodes"]
+    (own,) = [actor for actor in node["actors"] if actor["name"] == "reward.0"]
+    assert (own["phase"], own["restarts"], own["incarnation"], own["pid"]) == ("ready", 1, 2, run.pid_of("reward.0"))
+    assert (seen["live"], seen["broker"]["phase"], seen["missing"]) == (True, "ready", {})
+    assert own["activity"]
 
 
 @pytest.mark.slow

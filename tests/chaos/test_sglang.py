@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +17,10 @@ from relax_actors.engines.sglang import launch
 from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.isolation.janitor import segments
 from tests.chaos.test_crash_equivalence import kill_at
+from tests.support.adapters import base_folder
 from tests.support.faults import command_of, story_of, wait_for_cell
 from tests.support.judges import chat_judge
-from tests.support.running import IMAGES, TINY, Run, processes_of, relax, wait_until
+from tests.support.running import IMAGES, SUPPORT, TINY, Run, processes_of, relax, wait_until
 from tests.support.sglang_servers import members, skip_if_missing
 
 skip_if_missing()
@@ -30,6 +34,9 @@ SERVED = (
     "supervision.start_deadline=400",
 )
 ON_POLICY = (*SERVED, "staleness.max=0", "run.deterministic=true", "run.steps=6")
+ADAPTER = SUPPORT / "tiny_adapter.toml"
+SAMPLED = ("rollout.group_size=4", "rollout.max_tokens=6", "reward.function=tiny_tasks.share_of_sevens")
+"""What a run that trains an adapter has besides, to sample its rows."""
 LONG = 600.0
 
 
@@ -95,12 +102,13 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     wait_until(lambda: removed(used), "removal of the servers' segments", 10)
 
 
-@pytest.mark.parametrize("config", [TINY, IMAGES], ids=["text", "images"])
+@pytest.mark.parametrize("config", [TINY, IMAGES, ADAPTER], ids=["text", "images", "adapter"])
 def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
-    make_run: MakeRun, config: Path
+    make_run: MakeRun, tmp_path: Path, config: Path
 ) -> None:
-    alone = make_run("calm", *ON_POLICY, config=config).complete(LONG)["weights_fingerprint"]
-    run = make_run("killed", *ON_POLICY, config=config).start()
+    base = (f"model.path={base_folder(tmp_path)}", *SAMPLED) if config == ADAPTER else ()
+    alone = make_run("calm", *ON_POLICY, *base, config=config).complete(LONG)["weights_fingerprint"]
+    run = make_run("killed", *ON_POLICY, *base, config=config).start()
     wait_for_cell(run, "batch.0", 400)  # the server has started
     kill_at(run, "rollout.0", "weights.1")
     wait_for_cell(run, "weights.2", 200)
@@ -112,6 +120,28 @@ def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
     assert result["weights_fingerprint"] == alone
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
     assert story_of(run).of("replay_diverged") == []
+
+
+def test_row_is_sampled_again_and_a_killed_replay_leaves_no_server(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("again", *ON_POLICY[:-1], "run.steps=2", "run.keep_steps=9")
+    run.complete(LONG)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "relax_actors.cli.main", "replay", str(run.folder.root), "--rollout", "1.2"]
+    replay = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(scratch)}, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: any(launch.__name__ in command_of(pid) for pid in processes_of(scratch)), "server", LONG)
+    finally:
+        replay.kill()
+        replay.wait()
+    wait_until(lambda: processes_of(scratch) == [], "end of the server", 60)
+    wait_until(lambda: list(scratch.glob("relax-replay-*")) == [], "removal of the replay's folder", 60)
+    done = relax("replay", "again", "--rollout", "1.2", "--json", cwd=run.cwd, deadline=LONG)
+    assert done.returncode == 0, done.stdout + done.stderr
+    same = json.loads(done.stdout)
+    assert (same["equal"], same["version"], same["samples"]) == (True, 1, 4)
+    assert same["tokens"]["recorded"] == same["tokens"]["computed"] > 0
+    assert processes_of(run.folder.root) == []
 
 
 def test_servers_follow_the_scale_and_die_with_the_root(make_run: MakeRun, tmp_path: Path) -> None:

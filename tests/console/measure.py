@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from relax_actors.messages import Batch, Checkpoint, Weights
 from relax_actors.messages.cells import RowCounts
 from tests.support.browsers import ARGUMENTS, CHROMIUM, opened
 from tests.support.consoles import ROWS, ServedConsole, WrittenRun
+from tests.support.recorded_runs import recorded
 from tests.support.running import wait_until
 
 RATE = 100
@@ -39,9 +41,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Opening the page of a run: CPU seconds of the console, and seconds until the newest step was shown."""
+    """Opening the page of a run: CPU seconds of both processes, and seconds until the newest step was shown."""
 
     console: float
+    renderer: float
     seconds: float
 
 
@@ -80,15 +83,15 @@ def renderers(browser: Any) -> float:
 
 
 def long_run(folder: Path) -> WrittenRun:
-    """Return a run of `LONG` steps whose rows a checkpoint has removed, as they are after a real one."""
+    """Return a run of `LONG` steps with the figures of a real run, over and over; a checkpoint has removed its rows."""
     run = WrittenRun(folder, steps=LONG)
-    subjects = run.subjects
+    subjects, figures = run.subjects, list(recorded("demo").steps.values())
     for first in range(0, LONG, CHUNK):
         cells: list[tuple[str, Any]] = []
         for step in range(first, first + CHUNK):
             cells.append((subjects.numbered("batch", step), Batch([0, 1], 1, 1, 0.5, 0, 8, 1e9 + step)))
             cells.append((subjects.numbered("weights", step + 1), Weights(step + 1, f"f{step + 1}", [], 1)))
-            run.trainer.metric({"kind": "step", "step": step, "reward": step / LONG, "loss": 1.0, "grad_norm": 1.0})
+            run.trainer.metric({**figures[step % len(figures)], "kind": "step", "step": step, "reward": step / LONG})
         run.table.put_all(cells)
         assert run.trainer.flush(120)
     totals = RowCounts(admitted=ROWS * LONG, trained=ROWS * LONG)
@@ -100,11 +103,11 @@ def opening(browser: Any, run: WrittenRun) -> Opening:
     """Open the page of a long run."""
     console = ServedConsole(run, run.cwd)
     try:
-        before, began = console.cpu_seconds(), time.monotonic()
+        before, drawn, began = console.cpu_seconds(), renderers(browser), time.monotonic()
         watched = opened(browser, console)
         watched.page.get_by_text(f"{LONG:,} of {LONG:,}").wait_for(timeout=PATIENCE_MS)
         watched.page.get_by_role("region", name="chart of step/reward").wait_for(timeout=PATIENCE_MS)
-        found = Opening(console.cpu_seconds() - before, time.monotonic() - began)
+        found = Opening(console.cpu_seconds() - before, renderers(browser) - drawn, time.monotonic() - began)
         watched.check()
         watched.page.close()
         return found
@@ -127,7 +130,7 @@ def main() -> None:
         print(json.dumps({"events": asdict(burst(browser, run, options.seconds))}), flush=True)  # noqa: T201
         run.stop()
         run = long_run(Path(temporary) / "steps")
-        print(json.dumps({"long run": asdict(opening(browser, run))}), flush=True)  # noqa: T201
+        print(json.dumps({"long run": asdict(opening(browser, run)), "load": os.getloadavg()[0]}), flush=True)  # noqa: T201
         run.stop()
         browser.close()
 

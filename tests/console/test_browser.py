@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Iterator[WrittenRun]:
     run.evaluate(3, list(PAYLOADS))
     run.journal("rollout").event("ready", seconds=1.0)
     for n, payload in enumerate(PAYLOADS):
-        run.quarantine(RowId(8, n), payload, payload)
+        run.quarantine(RowId(8, n), payload, payload, role=payload)
         run.journal("reward").event("row_failed", row="group.1.0", reason=payload)
     yield run
     run.stop()

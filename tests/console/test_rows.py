@@ -112,6 +112,7 @@ def test_a_sample_has_its_tokens_with_numbers_and_its_turns(shown: WrittenRun) -
     assert (strip["prompt"], strip["mask"]) == (4, [False] * 5 + [True] * 5)
     assert strip["numbers"]["logprob"][:5] == [None] * 5
     assert strip["numbers"]["advantage"][5:] == [0.5] * 5
+    assert strip["numbers"]["entropy"] == [None] * 5 + [0.75] * 5
     assert strip["texts"] == []  # no tokenizer
     assert [(turn["number"], turn["parent"]) for turn in first["turns"]] == [(0, -1), (1, 0), (2, 0)]
     assert first["turns"][0]["calls"] == [{"name": "search", "arguments": {"x": 1}}]

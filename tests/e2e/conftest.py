@@ -13,6 +13,6 @@ from tests.support.running import Run
 @pytest.fixture(scope="session")
 def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     run = Run(tmp_path_factory.mktemp("kept"), "kept", list(KEPT))
-    run.complete()
+    run.complete_healthy()
     yield run
     run.stop()

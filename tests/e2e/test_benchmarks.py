@@ -72,6 +72,9 @@ PROGRAMS = {
     "ppo_vs_trl.py": Program("--steps 3 --warm-up 1 --repeats 1 --trl-python {python}", (r"completions",), ("trl",)),
     "r3.py": Program("--backend torch --steps 2", (r"torch",)),
     "recompute.py": Program("--tokens 512 --layers 2 --hidden 32", (r"none: +\d+ MiB", r"full: +\d+ MiB")),
+    "rank_recovery.py": Program(
+        "--kills 1 --ranks 2", (r"next step after +\d+\.\d s", r"1 kills of 2 ranks: the same weights"), ("megatron",)
+    ),
     "record.py": Program("--steps 5 --pairs 1", (r"median ratio \d", r"ms of CPU a step")),
     "recovery.py": Program("--kills 1 --targets reward", (r"reward +\d", r"lost 0")),
     "sandbox.py": Program("--trips 2 --rounds 1", (r"sandbox +\d",), ("bwrap",)),
@@ -83,6 +86,11 @@ PROGRAMS = {
     "soak.py": Program("--steps 24 --every 12", (r"lost 0",), misses=True),
     "start.py": Program("--rounds 1", (r"zygote +\d", r"first step after +\d")),
     "torch_ranks.py": Program("--layers 2 --hidden 32", (r"1 ranks: +\d+ MiB", r"2 ranks: +\d+ MiB a rank")),
+    "towers.py": Program(
+        "--layouts tp2 --images 2 --patches 64 --depth 1 --steps 1",
+        (r"tp2: CPU seconds of a step \d+\.\d+ alone", r"MiB shared \(\d+%\)"),
+        ("megatron",),
+    ),
     "vocabulary.py": Program("--tokens 64 --vocabulary 512 --hidden 16", (r"chunks: +\d+ MiB",)),
     "weights.py": Program("--layers 1 --steps 1 --rate 1e-6", (r"\d",)),
 }

@@ -19,6 +19,7 @@ from relax_actors.monitoring.connection import connected
 from relax_actors.monitoring.recorded import read_metrics
 from relax_actors.replay.branch import Branch
 from relax_actors.replay.recording import opened
+from relax_actors.replay.rows import row_of, sample_again
 from relax_actors.weights.statement import STATEMENT
 from tests.support.running import DEADLINE, Run, relax, wait_until
 
@@ -125,6 +126,21 @@ def test_row_is_sampled_again_with_the_recorded_version_and_seed(kept_run: Run) 
     assert (other["difference"]["sample"], other["equal"]) == (0, False)
     none = relax("replay", "kept", "--rollout", "70.2", cwd=kept_run.cwd, deadline=DEADLINE)
     assert (none.returncode, "run kept has no group.70.2.prompt" in none.stderr) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["run.deterministic=false"], "it is not deterministic"),
+        (["rollout.backend=sglang", "rollout.sglang.urls=['http://127.0.0.1:1']"], "that the run did not start"),
+    ],
+)
+def test_row_that_does_not_follow_from_version_and_seed_is_refused(
+    kept_run: Run, settings: list[str], said: str
+) -> None:
+    with opened(str(kept_run.folder.root)) as recording, pytest.raises(ConfigError, match=said):
+        sample_again(recording, row_of("5.2"), settings)
 
 
 @pytest.mark.slow

@@ -228,6 +228,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pp2": (DENSE, {"pipeline_parallel": 2}),
     "cp2": (DENSE, {"context_parallel": 2}),
     "ep2": (MOE, {"expert_parallel": 2}),
+    "tp2_latent": (MEGATRON["deepseek_v3"], {"tensor_parallel": 2, "sequence_parallel": True}),
 }
 
 

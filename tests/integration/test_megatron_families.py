@@ -28,7 +28,7 @@ CASES = [
     (name, layout)
     for name, fields in MEGATRON.items()
     for layout in LAYOUTS
-    if (layout != "ep2" or "num_experts_per_tok" in fields) and (layout != "tp2" or "kv_lora_rank" not in fields)
+    if layout != "ep2" or "num_experts_per_tok" in fields
 ]
 
 

@@ -34,7 +34,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pp2_vpp2": ("qwen3_vl", {"pipeline_parallel": 2, "virtual_pipeline": 2}),
     "dp2_plain": ("qwen3_vl", {"distributed_optimizer": False}),
     "ep2": ("qwen3_vl_moe", {"expert_parallel": 2}),
+    "cp2": ("qwen3_omni_moe_thinker", {"context_parallel": 2, "recompute": "full"}),
+    "cp2_qwen2_audio": ("qwen2_audio", {"context_parallel": 2}),
+    "tp2_pp2": ("qwen3_vl", {"ranks": 4, "tensor_parallel": 2, "pipeline_parallel": 2, "sequence_parallel": True}),
 }
+SHARED: dict[str, tuple[str, dict[str, Any]]] = {
+    "cp2": ("qwen3_vl", {"context_parallel": 2}),
+    "pp2": ("qwen2_5_omni_thinker", {"pipeline_parallel": 2, "recompute": "full"}),
+}
+"""Layouts whose ranks are compared with ranks that do not share the towers."""
 
 
 def nothing() -> None:
@@ -54,8 +62,8 @@ def group_of() -> Iterator[Callable[[Config], TrainerGroup]]:
         group.close()
 
 
-def configured(folder: Path, name: str, ranks: int = 2) -> Config:
-    model_type, section = CASES[name]
+def configured(folder: Path, case: tuple[str, dict[str, Any]], ranks: int = 2) -> Config:
+    model_type, section = case
     # An update of AdamW is learning_rate * g / (|g| + epsilon), so that weights differ as gradients do.
     settings = {"learning_rate": 1.0, "epsilon": 1.0, "max_grad_norm": 1e9, "max_tokens_per_microbatch": 120}
     algorithm = {"kl": {"place": "loss", "coefficient": 0.1}}
@@ -69,7 +77,7 @@ def configured(folder: Path, name: str, ranks: int = 2) -> Config:
 def test_two_ranks_train_media_as_the_torch_engine_and_any_layout_goes_on(
     tmp_path: Path, group_of: Callable[[Config], TrainerGroup], name: str
 ) -> None:
-    config = configured(tmp_path / "run", name)
+    config = configured(tmp_path / "run", CASES[name])
     group, alone, samples = started(group_of(config)), started(TorchEngine(config)), media_batch(config)
     assert group.fingerprint() == alone.fingerprint()
     for ours, theirs in zip(group.score(samples, nothing), alone.score(samples, nothing), strict=True):
@@ -93,7 +101,32 @@ def test_two_ranks_train_media_as_the_torch_engine_and_any_layout_goes_on(
     assert train(group, samples, 2, nothing).metrics == metrics
     assert group.fingerprint() == after
     if name != "ep2":  # the optimizer state of the experts is separate in it
-        other = MegatronEngine(configured(tmp_path / "run", name, ranks=1))
+        other = MegatronEngine(configured(tmp_path / "run", CASES[name], ranks=1))
         other.load(folder)
         assert other.fingerprint() == fingerprint
         assert train(other, samples, 2, nothing).metrics["loss"] == pytest.approx(metrics["loss"], abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARED)
+def test_ranks_that_share_the_towers_train_what_each_alone_would_and_replay_their_bits(
+    tmp_path: Path, group_of: Callable[[Config], TrainerGroup], name: str
+) -> None:
+    config = configured(tmp_path / "run", SHARED[name])
+    own = config.trainer.megatron.model_copy(update={"share_towers": False})
+    alone = config.model_copy(update={"trainer": config.trainer.model_copy(update={"megatron": own})})
+    shared, samples = started(group_of(config)), media_batch(config)
+    before = weights_of(shared, tmp_path / "before")
+    metrics = train(shared, samples, 0, nothing).metrics
+    after, fingerprint = weights_of(shared, tmp_path / "after"), shared.fingerprint()
+    other = started(group_of(alone))
+    assert train(other, samples, 0, nothing).metrics == pytest.approx(metrics, rel=1e-4, abs=1e-5)
+    expected = weights_of(other, tmp_path / "expected")
+    for weight, tensor in expected.items():
+        step = (tensor - before[weight]).abs().max()
+        # Updates are gradients here. Sums in another order differ in the last bits of weights and gradients.
+        assert (after[weight] - tensor).abs().max() <= 1e-5 * max(step, tensor.abs().max()), weight
+        assert step or not tensor.numel(), f"{weight} is not trained"
+    started(shared)
+    assert train(shared, samples, 0, nothing).metrics == metrics
+    assert shared.fingerprint() == fingerprint

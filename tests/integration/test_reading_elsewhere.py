@@ -107,7 +107,7 @@ def test_published_address_is_used_where_the_name_is_unknown(elsewhere: Elsewher
 def test_address_and_credentials_of_one_user_are_enough_for_every_verb(elsewhere: Elsewhere) -> None:
     own = elsewhere.guarded.keys / "operator"
     given = ["--broker", elsewhere.published, "--credentials", str(own)]
-    for verb in (["status", RUN], ["tree", RUN], ["ledger", RUN], ["quarantine", "list", RUN]):
+    for verb in (["status", RUN], ["tree", RUN], ["tree", RUN, "--json"], ["ledger", RUN], ["quarantine", "list", RUN]):
         done = relax(*verb, *given, cwd=elsewhere.cwd)
         assert (done.returncode, done.stderr) == (0, ""), verb
 

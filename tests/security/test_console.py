@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -29,8 +30,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WrittenRun]:
     run = WrittenRun(tmp_path_factory.mktemp("hostile"))
     run.train(range(1))
     for n, payload in enumerate(PAYLOADS):
-        run.quarantine(RowId(1, 2 * n), payload, payload)
+        run.quarantine(RowId(1, 2 * n), payload, payload, role=payload)
         run.journal("reward").event("row_failed", row="group.1.0", reason=payload)
+        # No actor has such a name, and no client of the broker can make one of it.
+        role = re.sub(r"[\s.*>]", "_", payload)
+        subject = run.subjects.event(role, 0, "ready")
+        run.connection.call(run.connection.js.publish(subject, b'{"seconds": 1.0}'), 10)
     assert run.trainer.flush(10)
     yield run
     run.stop()
@@ -134,9 +139,17 @@ def test_malformed_requests_are_refused(run: WrittenRun, path: str) -> None:
 def test_payloads_arrive_as_json(run: WrittenRun) -> None:
     answer = requested(run, "GET", "/api/ledger", BEARER)
     assert answer.headers["content-type"] == "application/json"
-    assert {row["error"] for row in answer.json()["quarantined"]} == set(PAYLOADS)
+    for name in ("error", "role", "trace"):
+        assert {row[name] for row in answer.json()["quarantined"]} == set(PAYLOADS)
     texts = [event["text"] for event in requested(run, "GET", "/api/events", BEARER).json()["events"]]
     assert len(texts) == len(PAYLOADS)
+
+
+def test_role_that_is_no_name_is_no_actor(run: WrittenRun) -> None:
+    nodes = requested(run, "GET", "/api/actors", BEARER).json()["nodes"]
+    assert [actor["name"] for node in nodes for actor in node["actors"]] == []
+    events = requested(run, "GET", "/api/events", BEARER).json()["events"]
+    assert {event["sender"] for event in events} == {"reward.0"}
 
 
 def test_link_can_be_read_by_its_user_only(tmp_path: Path) -> None:

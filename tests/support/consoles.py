@@ -110,9 +110,9 @@ class WrittenRun:
         evaluator.event("evaluated", version=version, reward=0.5)
         assert evaluator.flush(10)
 
-    def quarantine(self, row: RowId, error: str, trace: str) -> None:
+    def quarantine(self, row: RowId, error: str, trace: str, role: str = "reward") -> None:
         """Write a quarantined row."""
-        self.table.put(self.subjects.cell(row, "quarantined"), Quarantined("reward", 3, error, trace))
+        self.table.put(self.subjects.cell(row, "quarantined"), Quarantined(role, 3, error, trace))
 
     def broker(self) -> subprocess.Popen[bytes]:
         """Return the process of the broker."""

@@ -41,7 +41,8 @@ def sequence_of(own: int, version: int) -> TokenSequence:
     tokens = np.concatenate([PROMPT, np.arange(own) % 9]).astype(np.int32)
     mask = np.arange(len(tokens)) > len(PROMPT)
     logprobs = np.where(mask, -np.linspace(0.1, 3, len(tokens)), 0).astype(np.float32)
-    return TokenSequence(tokens, mask, logprobs, np.where(mask, version, -1).astype(np.int32))
+    versions, entropies = np.where(mask, version, -1).astype(np.int32), np.where(mask, 0.75, 0).astype(np.float32)
+    return TokenSequence(tokens, mask, logprobs, versions, entropies=entropies)
 
 
 def call_of(name: str) -> dict[str, Any]:

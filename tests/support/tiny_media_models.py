@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from relax_actors.engines.megatron.families import TEXT_FAMILIES
 from relax_actors.engines.protocols import MediaItem, PromptMedia
+from relax_actors.media.families import FAMILIES as REGISTERED
 from relax_actors.media.family import Family
 from relax_actors.media.normalise import pixel_values
+from tests.support.text_families import RECURRENT
 
 PROMPTS: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {
     ("image", "video"): (("image",), ("video", "image"), ()),
@@ -43,6 +46,12 @@ VISION2 |= {"spatial_merge_size": 2, "temporal_patch_size": 2}
 VISION25 = VISION | {"fullatt_block_indexes": [1], "window_size": 32}
 SOUND = {"num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "d_model": 32}
 SOUND |= {"output_dim": 32, "n_window": 50, "max_source_positions": 200}
+VISION35 = VISION | {"in_channels": 3, "num_position_embeddings": 16}
+WHOLE = INTERLEAVED | {"partial_rotary_factor": 1.0}
+RECURRENT_MOE = RECURRENT | {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_expert_intermediate_size": 32,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"text_config": TEXT | {"rope_parameters": SECTIONED}, "vision_config": VISION2},
     "qwen2_5_vl": {"text_config": TEXT | {"rope_parameters": SECTIONED}, "vision_config": VISION25},
@@ -60,12 +69,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "audio_config": SOUND | {"n_window_infer": 200, "downsample_hidden_size": 16},
         "position_id_per_seconds": 13,
     },
+    "qwen3_5": {"text_config": TEXT | RECURRENT | {"rope_parameters": WHOLE}, "vision_config": VISION35},
+    "qwen3_5_moe": {
+        "text_config": TEXT | MOE | RECURRENT_MOE | {"rope_parameters": WHOLE},
+        "vision_config": VISION35,
+    },
     "qwen2_audio": {
         "text_config": {"model_type": "qwen2"} | TEXT,
         "audio_config": {**SOUND, "model_type": "qwen2_audio_encoder", "max_source_positions": 100},
     },
 }
 """`model.architecture` of each family by model type, without `model_type` itself."""
+OF_MEGATRON = [name for name in FAMILIES if REGISTERED[name].decoder.family in TEXT_FAMILIES]
+"""Families whose decoder Megatron-Core has."""
 FIXED_FRAMES = 200
 """Frames that the tower of the tiny Qwen2-Audio reads."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from relax_actors.checks import examine
 from relax_actors.config import load_config
+from tests.support.messages import assert_says
 from tests.support.running import SUPPORT
 
 PATHS = """
@@ -61,25 +62,19 @@ def test_missing_files_of_agents_and_the_gateway_are_named_one_after_the_other(c
 
     token = f"gateway.token_file {folder / 'tokens'} cannot be read"
     first, second = errors()
-    assert first == (
-        f"agent.command '{folder / 'agent.sh'}' is no program; name one on the PATH, or the path of a file "
-        "that may be executed (chmod +x)"
-    )
+    assert_says(first, f"agent.command '{folder / 'agent.sh'}' is no program", "PATH", "chmod +x")
     assert second.startswith(token)
     (folder / "agent.sh").write_text("#!/bin/sh\n")
     (folder / "agent.sh").chmod(0o755)
     (folder / "tokens").write_text("t" * 16)
     (folder / "tokens").chmod(0o600)
-    assert errors() == (
-        f"agent.cwd {folder / 'work'} is no folder; create it, or leave it out",
-        f"gateway.certificate {folder / 'cert.pem'} does not exist; give the path of a PEM file",
-    )
+    first, second = errors()
+    assert_says(first, f"agent.cwd {folder / 'work'} is no folder", "create it")
+    assert_says(second, f"gateway.certificate {folder / 'cert.pem'} does not exist", "PEM")
     (folder / "work").mkdir()
     for name in ("cert.pem", "key.pem"):
         (folder / name).write_text("no certificate")
     first, second = errors()
-    assert first == (
-        f"agent.gateway_token_file {folder / 'theirs'} does not exist; copy a token of that gateway to it, of mode 600"
-    )
-    assert second.startswith(f"gateway.certificate {folder / 'cert.pem'} with gateway.certificate_key ")
-    assert second.endswith("give a certificate in PEM, and its private key without a password")
+    assert_says(first, f"agent.gateway_token_file {folder / 'theirs'} does not exist", "copy a token", "mode 600")
+    words = (f"gateway.certificate {folder / 'cert.pem'}", "gateway.certificate_key", "PEM", "without a password")
+    assert_says(second, *words)

@@ -19,6 +19,7 @@ from relax_actors.engines.torch.backend import TorchTrainingBackend
 from relax_actors.errors import ConfigError
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
+CLUSTER = Path(__file__).parents[1] / "support" / "cluster.toml"
 PPO = DEMO.parents[1] / "ppo" / "ppo.toml"
 URLS = ["rollout.backend=sglang", "rollout.sglang.urls=['http://127.0.0.1:1']"]
 CPU = ["trainer.device=cpu", "rollout.device=cpu"]
@@ -169,3 +170,11 @@ def test_a_loss_scale_without_float16_is_named() -> None:
 def test_external_servers_are_told_to_compute_logits_in_float32() -> None:
     notes = examine(load_config(DEMO, [*URLS, "model.fp32_lm_head=true"])).notes
     assert any("--enable-fp32-lm-head" in note for note in notes)
+
+
+def test_entropies_of_an_engine_that_gives_none_are_refused() -> None:
+    (said,) = (error for error in errors(*URLS, "record.entropy=true") if "record.entropy" in error)
+    assert '"sglang" gives' in said
+    assert 'set rollout.backend = "transformers"' in said
+    (said,) = (error for error in errors("record.entropy=true", config=CLUSTER) if "record.entropy" in error)
+    assert "simulated engines give" in said

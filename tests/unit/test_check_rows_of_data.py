@@ -63,6 +63,8 @@ def test_only_examples_are_split() -> None:
 
 
 def test_section_of_rows_from_data_is_refused_in_a_run_that_samples() -> None:
+    with pytest.raises(ConfigError, match=r"record\.entropy has no effect: no policy samples"):
+        load_config(TINY, ["record.entropy=true"])
     with pytest.raises(ConfigError, match=r"\[examples\] has no effect.*sampled"):
         load_config(SUPPORT / "tiny.toml", ["examples.train=all"])
 

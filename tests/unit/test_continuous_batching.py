@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.messages import FinishReason
-from tests.support.models import QWEN3, config_of
+from tests.support.models import QWEN3, VOCABULARY, ReferenceModel, config_of, publish, random_weights
 from tests.support.models import request_of as request
 
 BYTES = 1 << 20
@@ -115,9 +117,37 @@ def test_kept_caches_stay_within_their_bound(engines: tuple[TransformersEngine, 
     joined.kept.clear()
     joined.generate([replace(request("12>", 1, samples=1), session="first")], lambda: None)
     assert len(joined.kept) == 1
-    size = next(iter(joined.kept._kept.values())).nbytes
+    size = joined.kept.nbytes
     joined.generate(
         [replace(request("1>", n, samples=1), session=f"n{n}") for n in range(2 * BYTES // size)], lambda: None
     )
     assert 0 < len(joined.kept) <= BYTES // size * 2
     assert joined.kept.take("first", np.zeros(99, np.int32), 3) is None
+
+
+def test_entropies_are_those_of_the_whole_vocabulary_and_change_no_sample(
+    engines: tuple[TransformersEngine, TransformersEngine], tmp_path: Path
+) -> None:
+    config = config_of(tmp_path / "run", QWEN3)
+    weights = random_weights(config)
+    recording = TransformersEngine(config.model_path, records_entropies=True, kept_bytes=BYTES)
+    plain = TransformersEngine(config.model_path, kept_bytes=BYTES)
+    for engine in (recording, plain):
+        engine.load(0, *publish(weights, tmp_path / "weights.safetensors"))
+    first = [request("12>", 1, temperature=0.7), request("9081>", 2, top_p=0.5, min_tokens=3)]
+    later = [request("5>", 3, samples=1, greedy_samples=1), request("3>", 4, samples=1, max_tokens=15)]
+
+    def generated(engine: TransformersEngine) -> list[list[Generation]]:
+        waiting = [[], later]
+        more = lambda _: waiting.pop(0) if waiting else []  # noqa: E731
+        done = dict(pair for pairs in engine.stream(first, lambda: None, None, more) for pair in pairs)
+        return [done[i] for i in range(len(done))]
+
+    reference = ReferenceModel(config, weights)
+    for asked, with_entropies, without in zip([*first, *later], generated(recording), generated(plain), strict=True):
+        for one, other in zip(with_entropies, without, strict=True):
+            assert (one.tokens.tolist(), one.logprobs.tolist()) == (other.tokens.tolist(), other.logprobs.tolist())
+            assert (other.entropies, one.entropies is None) == (None, False)
+            logits = reference.logits([*asked.tokens.tolist(), *one.tokens.tolist()])[len(asked.tokens) - 1 : -1]
+            expected = torch.distributions.Categorical(logits=logits / asked.temperature).entropy()
+            np.testing.assert_allclose(one.entropies, expected.numpy(), atol=1e-5 * np.log(VOCABULARY))

@@ -17,19 +17,19 @@ from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
 from tests.support.text_families import MEGATRON, save_random
-from tests.support.tiny_media_models import FAMILIES
+from tests.support.tiny_media_models import OF_MEGATRON
 from tests.support.tiny_megatron import DENSE, config_of, media_architecture
 
 DECODER = ("model.language_model.", "model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
 MODELS: dict[str, dict[str, Any]] = MEGATRON | {"odd_vocabulary": DENSE | {"vocab_size": 13}}
-MODELS |= {name: media_architecture(name) for name in FAMILIES}
+MODELS |= {name: media_architecture(name) for name in OF_MEGATRON}
 
 
 def start(tmp_path: Path, model: dict[str, Any], ranks: int) -> tuple[Conversion, dict[str, torch.Tensor]]:
     folder = config_of(tmp_path, model).model_path
     architecture = architecture_of(folder)
     rows = -(-architecture.vocab_size // ranks) * ranks
-    towers = tower_shapes(folder) if model["model_type"] in FAMILIES else {}
+    towers = tower_shapes(folder) if model["model_type"] in OF_MEGATRON else {}
     return Conversion(architecture, rows, towers), tensors_of(build(folder, seed=1))
 
 
@@ -40,7 +40,7 @@ def assert_reads(conversion: Conversion, stored: SafetensorsReader, tensors: dic
             assert torch.equal(found, expected), key
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", OF_MEGATRON)
 def test_files_of_multimodal_models_are_read_under_the_names_of_transformers(tmp_path: Path, model_type: str) -> None:
     conversion, tensors = start(tmp_path / "run", MODELS[model_type], 1)
     model = build(config_of(tmp_path / "run", MODELS[model_type]).model_path, seed=1)

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForMultimodalLM
 
 from relax_actors.config import Config
 from relax_actors.config.training import MegatronSection
 from relax_actors.engines.megatron.layout import Layout
+from relax_actors.engines.megatron.tower_shares import Features, TowerShares
 from relax_actors.engines.protocols import PromptMedia, TrainSample, train
 from relax_actors.engines.protocols.media import MediaItem
 from relax_actors.engines.ranks import wire
@@ -20,11 +22,12 @@ from relax_actors.engines.ranks.rpc import pack_samples, unpack_samples
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.torch.scorer import TorchScorer
+from relax_actors.engines.torch.towers import in_tower_order, works_of
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
 from tests.support.batches import routed
 from tests.support.media_batches import media_batch
-from tests.support.tiny_media_models import FAMILIES, MOE, TEXT, architecture_of
+from tests.support.tiny_media_models import MOE, OF_MEGATRON, TEXT, architecture_of
 from tests.support.tiny_megatron import config_of, media_architecture, skip_if_missing
 from tests.support.trained_engines import max_difference, started, weights_of
 
@@ -52,7 +55,7 @@ def configured(folder: Path, model_type: str, **trainer: Any) -> Config:
 
 
 @pytest.mark.parametrize(
-    "model_type", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+    "model_type", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OF_MEGATRON]
 )
 def test_two_steps_have_the_numbers_of_the_torch_engine(tmp_path: Path, model_type: str) -> None:
     replays = model_type == "qwen3_omni_moe_thinker"
@@ -210,6 +213,36 @@ def test_samples_of_a_prompt_stay_on_one_rank_and_count_their_media_once() -> No
     assert found == [[[0, 1], [6, 7]], [[2, 3, 4, 5], []]]
     alone = plan_micro_batches(given[:2], layout, 50, share_prefixes=False)
     assert [[batch.indices for batch in plan] for plan in alone] == [[[0]], [[1]]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_shares_of_the_towers_give_each_medium_its_own_features(ranks: int) -> None:
+    kinds, sizes = ("image", "video", "audio", "image", "audio"), (7, 3, 5, 2, 4)
+    items = [
+        MediaItem(kind, np.zeros(1), np.ones(3, np.int32), 0, size)  # type: ignore[arg-type]
+        for kind, size in zip(kinds, sizes, strict=True)
+    ]
+    media = [PromptMedia(tuple(items[begin:end]), np.zeros((3, 1)), 0) for begin, end in ((0, 3), (3, 5))]
+    shares = TowerShares.of(works_of(media), ranks, Features(hidden=1, deepstack=2))
+    whole = torch.full((ranks * shares.longest, 1), -1.0)
+    loads = []
+    for rank in range(ranks):
+        loads.append(0)
+        for work, rows in shares.works(rank):
+            numbers = [1000 * items.index(item) + n for item in work for n in range(item.tokens)]
+            features = [n + 100_000 * layer for layer in (1, 2) for n in numbers if work[0].visual]
+            whole[rank * shares.longest + rows] = torch.tensor([*numbers, *features]).float()[:, None]
+            loads[-1] += len(numbers)
+    assert sum(loads) == sum(sizes)
+    assert max(loads) <= max(*sizes, 5 + (sum(sizes) - 1) // ranks)
+    for some in (media, media[1:]):
+        encoded = shares.select(whole, some)
+        expected = [1000 * items.index(item) + n for item in in_tower_order(some) for n in range(item.tokens)]
+        visual = [n for n in expected if items[n // 1000].visual]
+        assert encoded.embeddings[:, 0].tolist() == expected
+        assert [layer[:, 0].tolist() for layer in encoded.deepstack] == [
+            [n + 100_000 * layer for n in visual] for layer in (1, 2)
+        ]
 
 
 def pair_with_image(row: int, tokens: int) -> list[TrainSample]:

@@ -61,7 +61,10 @@ def silent() -> None:
     """Progress that nobody waits for."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow) if name == "qwen3_5" else name for name in FAMILIES],
+)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("run"), request.param)
 

@@ -9,6 +9,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.replay.exactness import check_devices, why_inexact
 from tests.support.running import TINY
 
+H100 = "NVIDIA H100 80GB HBM3"
 CRITIC = ("algorithm.name=ppo", "algorithm.kl.place=none", "critic.learning_rate=1e-3")
 
 
@@ -17,19 +18,29 @@ def config_of(*settings: str) -> Config:
 
 
 def test_runs_on_the_cpu_and_deterministic_runs_are_exact() -> None:
-    assert why_inexact(config_of(*CRITIC, "trainer.device=cpu", "critic.device=cpu"), 0) == ""
-    assert why_inexact(config_of("trainer.device=cuda", "run.deterministic=true"), 1) == ""
-    shown = why_inexact(config_of(*CRITIC, "trainer.device=cpu", "critic.device=cuda"), 1)
+    assert why_inexact(config_of(*CRITIC, "trainer.device=cpu", "critic.device=cpu"), "", {}) == ""
+    assert why_inexact(config_of("trainer.device=cuda", "run.deterministic=true"), H100, {}) == ""
+    shown = why_inexact(config_of(*CRITIC, "trainer.device=cpu", "critic.device=cuda"), H100, {})
     assert shown.startswith("critic.device: kernels of GPUs add up in any order")
-    assert why_inexact(config_of(*CRITIC), 1).startswith("trainer.device and critic.device: kernels")
+    assert why_inexact(config_of(*CRITIC), H100, {}).startswith("trainer.device and critic.device: kernels")
 
 
 @pytest.mark.parametrize("deterministic", ["true", "false"])
-def test_device_that_the_run_left_open_is_said_to_round_differently(deterministic: str) -> None:
-    shown = why_inexact(config_of(*CRITIC, f"run.deterministic={deterministic}"), 0)
+def test_device_that_an_old_run_left_open_is_said_to_round_differently(deterministic: str) -> None:
+    shown = why_inexact(config_of(*CRITIC, f"run.deterministic={deterministic}"), "", {})
     assert shown.startswith('trainer.device and critic.device = "auto": the CPU computes here')
     assert "unless the run was trained on a GPU" in shown
-    assert "unless the run was trained on a CPU" in why_inexact(config_of("run.deterministic=true"), 1)
+    assert "unless the run was trained on a CPU" in why_inexact(config_of("run.deterministic=true"), H100, {})
+
+
+def test_device_of_the_checkpoint_decides_where_it_is_recorded() -> None:
+    exact = config_of("run.deterministic=true")
+    assert why_inexact(exact, "", {"trainer.device": "cpu"}) == ""
+    assert why_inexact(exact, H100, {"trainer.device": f"cuda ({H100})"}) == ""
+    shown = why_inexact(exact, "", {"trainer.device": f"cuda ({H100})"})
+    assert shown.startswith(f"trainer.device: the run computed on cuda ({H100}), and cpu computes here")
+    other = why_inexact(exact, "NVIDIA A100", {"trainer.device": f"cuda ({H100})"})
+    assert "cuda (NVIDIA A100) computes here" in other
 
 
 def test_missing_gpu_is_named_before_anything_is_computed() -> None:

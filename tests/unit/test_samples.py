@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -329,3 +329,23 @@ def test_pair_whose_answer_was_cut_off_is_none() -> None:
     assert isinstance(masked, Trajectory)
     assert has_pair(masked, signed(1, 0, -1))
     assert not has_pair(masked, signed(0, 1, -1))
+
+
+def test_entropies_are_kept_by_token_for_all_sampled_sequences_or_none() -> None:
+    plain = episode()
+    assert plain.entropies is None
+    sequences = [replace(one, entropies=np.where(one.sampled, 0.25, 0).astype(np.float32)) for one in plain.sequences]
+    samples = [
+        replace(plain.samples[0], sequences=tuple(sequences[:2])),
+        Sample((sequences[2],), "c", "length", {"turns": 1.0}),
+    ]
+    known = Trajectory.of(PROMPT, samples)
+    assert known.entropies is not None
+    assert known.entropies.tolist() == np.where(known.versions >= 0, 0.25, 0).tolist()
+    for one, before in zip(known.sequences, sequences, strict=True):
+        np.testing.assert_array_equal(one.entropies, before.entropies)
+    mixed = [samples[0], Sample((plain.sequences[2],), "c", "length", {"turns": 1.0})]
+    assert Trajectory.of(PROMPT, mixed).entropies is None
+    for wrong in (np.full(len(known.token_ids), np.nan, np.float32), -known.entropies, known.entropies[:2]):
+        with pytest.raises(ValueError, match=r"entrop.*(negative or not finite|float32\[2\])"):
+            replace(known, entropies=wrong)

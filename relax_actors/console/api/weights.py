@@ -56,12 +56,13 @@ async def answer(query: Query) -> WeightsAnswer:
     shown = sorted({*newest[:MAX_VERSIONS], *(v for v in picture.checkpoints if v in picture.weights)}, reverse=True)
     versions = []
     for number in shown:
-        cell, stored = picture.weights[number]
+        if (cell := picture.version(number)) is None:
+            continue
         evaluation = picture.evaluations.get(number)
         versions.append(
             Version(
                 number,
-                stored,
+                picture.weights[number].stored,
                 cell.fingerprint,
                 cell.base_version,
                 len(cell.shards),

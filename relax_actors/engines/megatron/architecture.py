@@ -86,7 +86,8 @@ def check(fields: Mapping[str, Any], setting: str = "trainer.backend") -> None:
     spec = FAMILIES_BY_TYPE.get(family)
     known = TEXT_FAMILIES.get(family if spec is None else spec.decoder.family)
     if known is None:
-        problems.append(f"model_type is {family!r}, supported are {', '.join((*TEXT_FAMILIES, *FAMILIES_BY_TYPE))}")
+        media = [name for name, one in FAMILIES_BY_TYPE.items() if one.decoder.family in TEXT_FAMILIES]
+        problems.append(f"model_type is {family!r}, supported are {', '.join((*TEXT_FAMILIES, *media))}")
     else:
         problems += _unsupported(known, fields, is_media=spec is not None)
     decoder = fields.get("text_model_type")

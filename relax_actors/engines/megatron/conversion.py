@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from relax_actors.engines.megatron.families import Architecture
-from relax_actors.engines.megatron.families.layer_weights import FC1, FC2, QKV, QKV_BIAS, Weight, layer_weights
+from relax_actors.engines.megatron.families.layer_weights import (
+    FC1,
+    FC2,
+    LATENT,
+    QKV,
+    QKV_BIAS,
+    Weight,
+    layer_weights,
+)
 from relax_actors.errors import ConfigError
 
 EMBEDDING, FINAL_NORM, OUTPUT = "embedding.word_embeddings.weight", "final_layernorm.weight", "output_layer.weight"
@@ -39,7 +47,7 @@ def shard_axis(key: str) -> int | None:
     if ADAPTER in key:  # A has the inputs of the layer, B its outputs
         axis = shard_axis(key.partition(ADAPTER)[0] + ".weight")
         return axis if axis is not None and key.endswith((ADAPTER_UP, ADAPTER_DOWN)[axis]) else None
-    if key in (EMBEDDING, OUTPUT) or key.endswith((QKV, QKV_BIAS, FC1)):
+    if key in (EMBEDDING, OUTPUT) or key.endswith((QKV, QKV_BIAS, FC1, *LATENT)):
         return 0
     return 1 if key.endswith(("linear_proj.weight", FC2)) else None
 

@@ -30,6 +30,7 @@ class Layout:
     sequence: bool
     first_layers: int | None = None
     last_layers: int | None = None
+    shares_towers: bool = True
 
     @classmethod
     def of(cls, section: MegatronSection) -> Layout:
@@ -45,6 +46,7 @@ class Layout:
             sequence=section.sequence_parallel,
             first_layers=section.first_stage_layers,
             last_layers=section.last_stage_layers,
+            shares_towers=section.share_towers,
         )
 
     @property
@@ -120,22 +122,15 @@ def check_towers(layout: Layout, body: Mapping[str, Any], section: str = "traine
     """
     if not is_nested(body):
         return
-    problems = []
-    if layout.context > 1:
-        problems.append(
-            f"context_parallel = {layout.context} with a multimodal model is not supported: the ranks would share the "
-            "placeholders of a medium; set context_parallel = 1, and use tensor_parallel or sequence_parallel"
-        )
     layers, deepstack = decoder_fields(body).get("num_hidden_layers"), len(deepstack_indexes(body))
     stages = None if layers is None else layout.stage_layers(int(layers))
     if stages is not None and deepstack > stages[0]:
-        problems.append(
-            f"the towers of the model add features to its first {deepstack} layers (deepstack_visual_indexes), and "
-            f"the first of {len(stages)} pipeline stages, which holds the towers, has {stages[0]} of {layers} layers; "
-            "set first_stage_layers, or lower pipeline_parallel or virtual_pipeline"
+        msg = (
+            f"{section}: the towers of the model add features to its first {deepstack} layers "
+            f"(deepstack_visual_indexes), and the first of {len(stages)} pipeline stages, which holds the towers, has "
+            f"{stages[0]} of {layers} layers; set first_stage_layers, or lower pipeline_parallel or virtual_pipeline"
         )
-    if problems:
-        raise ConfigError("\n".join(f"{section}: {text}" for text in problems))
+        raise ConfigError(msg)
 
 
 def _group_problems(layout: Layout) -> Iterator[str]:
@@ -159,12 +154,9 @@ def _dense_problems(layout: Layout, model: Mapping[str, Any]) -> Iterator[str]:
         "num_key_value_heads": model.get("num_key_value_heads") or heads,
         "intermediate_size": model.get("intermediate_size"),
     }
-    if layout.tensor > 1 and model.get("kv_lora_rank"):
-        yield (
-            f"tensor_parallel = {layout.tensor} with latent attention silently trains wrong weights: megatron-core's "
-            "ranks each get the gradient of their own heads for the keys that all heads share; set tensor_parallel = 1 "
-            "and use expert_parallel or pipeline_parallel"
-        )
+    if model.get("kv_lora_rank"):
+        sizes["q_lora_rank"] = model.get("q_lora_rank")
+        sizes["kv_lora_rank + qk_rope_head_dim"] = model["kv_lora_rank"] + model.get("qk_rope_head_dim", 0)
     for name, size in sizes.items():
         if size is not None and int(size) % layout.tensor:
             yield f"tensor_parallel = {layout.tensor} does not divide the model's {name} = {size}; lower it"

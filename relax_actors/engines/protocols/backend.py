@@ -71,7 +71,13 @@ class Backend(Protocol):
 
 
 class InferenceBackend(Backend, Protocol):
-    """Builds the engine of rollout actors; named by `rollout.backend`."""
+    """Builds the engine of rollout actors; named by `rollout.backend`.
+
+    Attributes:
+        has_entropies: whether the engine gives `Generation.entropies`; a run with record.entropy is refused otherwise.
+    """
+
+    has_entropies: bool = False
 
     def build(self, context: Context) -> InferenceEngine:
         """Build the engine of one actor, in the actor's process.

@@ -85,6 +85,7 @@ class Generation:
         finish_reason: why the sample ended.
         routed_experts: `[prompt_len + len - 1, moe_layers, experts_per_token]` integers, experts chosen for each token
             but the last, in any order, -1 where unknown; None if the engine does not record them.
+        entropies: `[len] float32`, entropy in nats of the softmax that `logprobs` are of; None unless record.entropy.
     """
 
     tokens: NDArray[Any]
@@ -92,6 +93,7 @@ class Generation:
     versions: NDArray[Any]
     finish_reason: FinishReason
     routed_experts: NDArray[Any] | None = None
+    entropies: NDArray[Any] | None = None
 
 
 MoreRequests: TypeAlias = Callable[[int], Sequence[GenerationRequest]]

@@ -17,6 +17,12 @@ def device_of(name: str) -> torch.device:
     return torch.device(own_device(name))
 
 
+def describe_device(name: str) -> str:
+    """Return what a setting means on this machine: "cpu", or "cuda" with the name of the GPU."""
+    device = device_of(name)
+    return device.type if device.type != "cuda" else f"cuda ({torch.cuda.get_device_name(device)})"
+
+
 def sharding_of(
     section: TorchSection, device: str, dtype: torch.dtype, rank: int, store: Store | None, head_dtype: torch.dtype
 ) -> Whole:

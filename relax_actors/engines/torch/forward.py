@@ -172,21 +172,21 @@ class Forward(Planning):
             scores = self.scores(model, batch)
             return ScoredTokens(scores[..., 0], scores=scores)
         tokens = batch.targets if ids is None else torch.cat([batch.targets, ids.flatten(0, 1)[batch.places]], -1)
-        hidden, asked = self._scored_states(model, batch, routers), {"entropies": entropies, "squares": squares}
-        logprobs, *of_vocabulary = self._scores(model, hidden, tokens, self._temperature, **asked)
+        hidden, wanted = self._scored_states(model, batch, routers), {"entropies": entropies, "squares": squares}
+        logprobs, *of_vocabulary = self._scores(model, hidden, tokens, self._temperature, **wanted)
         entropy, square = (None if values is None else batch.laid_out(values) for values in of_vocabulary)
         top = None if ids is None else batch.laid_out(logprobs[:, 1:])
         return ScoredTokens(batch.laid_out(logprobs[:, 0]), entropy, top, square)
 
     def _scores(
-        self, model: PreTrainedModel, hidden: Tensor, ids: Tensor, temperature: float, **asked: bool
+        self, model: PreTrainedModel, hidden: Tensor, ids: Tensor, temperature: float, **wanted: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute log-probs `[trained, k]`, `entropies` and `squares` `[trained]` within one `at_head`."""
 
         def score(states: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
             head = self._head(model)
-            scores = score_tokens(states, ids, temperature, head=head, entropies=asked.get("entropies", False))
-            squares = squared_probabilities(states, temperature, head=head) if asked.get("squares") else None
+            scores = score_tokens(states, ids, temperature, head=head, entropies=wanted.get("entropies", False))
+            squares = squared_probabilities(states, temperature, head=head) if wanted.get("squares") else None
             return scores.logprobs, scores.entropies, squares
 
         return self._sharding.at_head(model, hidden, score)

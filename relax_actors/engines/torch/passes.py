@@ -130,8 +130,8 @@ class Passes:
         self, objective: StepObjective, batch: MicroBatch, *, entropies: bool, ids: Tensor | None = None
     ) -> ScoredTokens:
         """Compute log-probs of the trained tokens, and their entropies and log-probs of other tokens if asked for."""
-        asked = {"entropies": entropies, "squares": objective.reads_squares}
-        return self._forward.score_trained(self._model, batch, ids=ids, routers=self._routers, **asked)
+        wanted = {"entropies": entropies, "squares": objective.reads_squares}
+        return self._forward.score_trained(self._model, batch, ids=ids, routers=self._routers, **wanted)
 
     def _padded(self, batch: MicroBatch, arrays: Sequence[NDArray[Any]]) -> Tensor:
         return self._forward.padded(arrays, batch.width)

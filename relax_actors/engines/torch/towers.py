@@ -42,28 +42,41 @@ def in_tower_order(media: Sequence[PromptMedia]) -> list[MediaItem]:
     return sorted(distinct.values(), key=lambda item: not item.visual)
 
 
+def works_of(media: Sequence[PromptMedia]) -> list[list[MediaItem]]:
+    """Return what can be encoded apart: each image or video, and the sounds of each prompt.
+
+    The embeddings of the works, one after the other, are in the order of `Encoded.embeddings`.
+    """
+    return [*([item] for item in in_tower_order(media) if item.visual), *_sounds_by_prompt(media)]
+
+
 def encode(model: PreTrainedModel, family: Family, media: Sequence[PromptMedia]) -> Encoded:
+    """Run the towers on the media of several prompts, at least one item; see `encode_works`."""
+    return encode_works(model, family, works_of(media))
+
+
+def encode_works(model: PreTrainedModel, family: Family, works: Sequence[list[MediaItem]]) -> Encoded:
     """Run the towers.
 
     Args:
         model: model of the family.
         family: its family.
-        media: media of several prompts, at least one item.
+        works: some of `works_of`, in its order, at least one.
 
     Raises:
         ValueError: the towers returned another number of embeddings than the media have placeholders.
     """
-    items = in_tower_order(media)
-    visual = [item for item in items if item.visual]
+    visual = [item for work in works for item in work if item.visual]
+    sounds = [work for work in works if not work[0].visual]
     parts: list[Tensor] = []
     deepstack: tuple[Tensor, ...] = ()
     if visual:
         found, deepstack = _encode_visual(model, family, visual)
         parts.append(found)
-    if len(visual) < len(items):
-        parts += _encode_sounds(model, family, _sounds_by_prompt(media))
+    if sounds:
+        parts += _encode_sounds(model, family, sounds)
     embeddings = torch.cat(parts)
-    if len(embeddings) != (expected := sum(item.tokens for item in items)):
+    if len(embeddings) != (expected := sum(item.tokens for work in works for item in work)):
         msg = (
             f"the towers of {family.model_type} returned {len(embeddings)} embeddings for {expected} placeholders; "
             "the media were prepared for another model or by another version of the preprocessing"

@@ -17,6 +17,7 @@ class TransformersBackend(InferenceBackend):
     """Generation in the actor's process with transformers; see `InferenceBackend`."""
 
     has_adapters = True
+    has_entropies = True
 
     def build(self, context: Context) -> InferenceEngine:
         """Load the model."""
@@ -34,6 +35,7 @@ class TransformersBackend(InferenceBackend):
             config.model_path,
             device,
             records_experts=config.trainer.router_replay,
+            records_entropies=config.record.entropy,
             kept_bytes=kept_bytes,
             weights=partial(run_weights, config),
         )

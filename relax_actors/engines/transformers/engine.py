@@ -50,6 +50,7 @@ class TransformersEngine(SwappableModel, Profiled, GenerateMixin):
         device: torch device.
         dtype: of the computation.
         records_experts: whether generations include the chosen experts.
+        records_entropies: whether generations include entropies.
         kept_bytes: size of the keys and values that are kept between the turns of episodes; None if requests do not
             join a running batch, because the caller has no episodes.
         weights: returns which weights of a model the versions replace; all by default.
@@ -65,11 +66,13 @@ class TransformersEngine(SwappableModel, Profiled, GenerateMixin):
         dtype: torch.dtype = torch.float32,
         *,
         records_experts: bool = False,
+        records_entropies: bool = False,
         kept_bytes: int | None = None,
         weights: Callable[[PreTrainedModel], TrainedWeights] = AllWeights,
     ) -> None:
         super().__init__(path, device, dtype, weights=weights)
         self._routers = Routers(self._model) if records_experts else None
+        self._records_entropies = records_entropies
         self._family = family_of(path)
         self._path = path
         self._barred = BarredIds(self._family, self._device)
@@ -165,7 +168,8 @@ class TransformersEngine(SwappableModel, Profiled, GenerateMixin):
         self, requests: Sequence[GenerationRequest], numbers: Iterator[int], version: int
     ) -> tuple[LockstepBatch, DynamicCache, Tensor, BatchMedia | None, ExpertRecorder | None]:
         """Prefill the prompts of a batch; return it with its cache, the last logits, media and recorded experts."""
-        batch = LockstepBatch(requests, self._pad, self._device, [next(numbers) for _ in requests], self._begin)
+        own, entropies = [next(numbers) for _ in requests], self._records_entropies
+        batch = LockstepBatch(requests, self._pad, self._device, own, self._begin, entropies=entropies)
         experts = ExpertRecorder([r.samples for r in requests]) if self._routers is not None else None
         media = self._media_of(requests)
         cache = self._empty_cache(batch.max_length)

@@ -50,7 +50,7 @@ class KeptCaches:
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._size = limit, 0
+        self._limit, self.nbytes = limit, 0
         self._kept: OrderedDict[str, KeptCache] = OrderedDict()
         self.hits = self.misses = 0
 
@@ -63,8 +63,8 @@ class KeptCaches:
         if cache.nbytes > self._limit:
             return
         self._kept[session] = cache
-        self._size += cache.nbytes
-        while self._size > self._limit:
+        self.nbytes += cache.nbytes
+        while self.nbytes > self._limit:
             self._remove(next(iter(self._kept)))
 
     def take(
@@ -97,11 +97,11 @@ class KeptCaches:
     def clear(self) -> None:
         """Remove all caches."""
         self._kept.clear()
-        self._size = 0
+        self.nbytes = 0
 
     def _remove(self, session: str) -> None:
         if (cache := self._kept.pop(session, None)) is not None:
-            self._size -= cache.nbytes
+            self.nbytes -= cache.nbytes
 
 
 def is_joinable(cache: DynamicCache) -> bool:

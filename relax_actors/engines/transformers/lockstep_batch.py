@@ -31,6 +31,7 @@ _PER_SAMPLE = {
     "_uniforms": 0,
     "_tokens": 0,
     "_logprobs": 0,
+    "_entropies": 0,
     "_versions": 0,
     "_lengths": 0,
     "_stopped": 0,
@@ -52,6 +53,7 @@ class LockstepBatch:
         device: torch device.
         numbers: numbers of the requests in the order of arrival.
         begin: compiles grammars.
+        entropies: whether to compute the entropy of each token.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class LockstepBatch:
         device: torch.device,
         numbers: list[int],
         begin: Begin,
+        *,
+        entropies: bool = False,
     ) -> None:
         self.requests = list(requests)
         self.numbers = numbers
@@ -104,6 +108,8 @@ class LockstepBatch:
         self._running = torch.ones(total, dtype=torch.bool, device=device)
         self._tokens = torch.zeros((total, width), dtype=torch.int32, device=device)
         self._logprobs = torch.zeros((total, width), dtype=torch.float32, device=device)
+        self._has_entropies = entropies
+        self._entropies = torch.zeros((total, width if entropies else 0), dtype=torch.float32, device=device)
         self._versions = torch.zeros((total, width), dtype=torch.int32, device=device)
         self._lengths = torch.zeros(total, dtype=torch.long, device=device)
         self._stopped = torch.zeros(total, dtype=torch.bool, device=device)
@@ -122,11 +128,13 @@ class LockstepBatch:
         rows_at_once = max(1, (CPU_CHUNK if logits.is_cpu else GPU_CHUNK) // logits.shape[1])
         starts = range(0, len(alive), rows_at_once)
         drawn = [self._draw(logits[i : i + rows_at_once], alive[i : i + rows_at_once]) for i in starts]
-        tokens, logprobs = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        tokens, logprobs, entropies = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         rows = alive[running]
         places = self._lengths[rows]
         self._tokens[rows, places] = tokens[running].int()
         self._logprobs[rows, places] = logprobs[running]
+        if self._has_entropies:
+            self._entropies[rows, places] = entropies[running]
         self._versions[rows, places] = version
         self._lengths[rows] += 1
         stopped = (tokens[:, None] == self._stops[alive]).any(-1)
@@ -156,7 +164,7 @@ class LockstepBatch:
             if watch.is_cancelled:
                 self._running &= self._alive != sample
 
-    def _draw(self, logits: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+    def _draw(self, logits: Tensor, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draw a token of some samples.
 
         Args:
@@ -164,7 +172,7 @@ class LockstepBatch:
             samples: their numbers, `[samples]`.
 
         Returns:
-            Token ids and their log-probs, `[samples]`.
+            Token ids, their log-probs, and entropies, `[samples]`; no entropies unless they are recorded.
         """
         logprobs = (logits.float() / self._temperature[samples]).log_softmax(-1)
         allowed = self._allowed(logprobs, samples)
@@ -174,7 +182,8 @@ class LockstepBatch:
         places = self._lengths[samples].clamp(max=self._uniforms.shape[1] - 1)
         tokens = choose(allowed, self._top_p[samples], self._uniforms[samples, places])
         tokens = torch.where(self._greedy[samples], allowed.argmax(-1), tokens)
-        return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+        entropies = torch.special.entr(logprobs.exp()).sum(-1) if self._has_entropies else logprobs[:0, 0]
+        return tokens, logprobs.gather(1, tokens[:, None])[:, 0], entropies
 
     def _end_stop_strings(self, tokens: Tensor) -> Tensor:
         """Return which samples in the batch `[batch] bool` end because a stop string ends in their newest token."""
@@ -308,8 +317,8 @@ class LockstepBatch:
         part = slice(self._starts[i], self._starts[i + 1])
         lengths, stopped = self._lengths[part].tolist(), self._stopped[part].tolist()
         routed = experts.experts_of(i, lengths) if experts is not None else [None] * len(lengths)
-        tokens, logprobs, versions = (
-            array[part].cpu().numpy() for array in (self._tokens, self._logprobs, self._versions)
+        tokens, logprobs, versions, entropies = (
+            array[part].cpu().numpy() for array in (self._tokens, self._logprobs, self._versions, self._entropies)
         )
         group = []
         for k, n in enumerate(lengths):
@@ -317,7 +326,8 @@ class LockstepBatch:
             if self._grammars.is_broken(int(self._starts[i]) + k):
                 reason = FinishReason.ERROR
             columns = [array[k, :n].copy() for array in (tokens, logprobs, versions)]
-            group.append(Generation(columns[0], columns[1], columns[2], reason, routed[k]))
+            own = entropies[k, :n].copy() if self._has_entropies else None
+            group.append(Generation(columns[0], columns[1], columns[2], reason, routed[k], own))
         return group
 
 

@@ -125,13 +125,13 @@ class DecoderSpec:
     """Text model of a family.
 
     Attributes:
-        family: model type of a text model with the same layers.
+        family: model type of a text model with the same layers, which Megatron-Core may lack.
         prefix: prefix of its weights in transformers.
         ignores_head_dim: whether transformers computes `head_dim` from the hidden size, whatever config.json says.
         is_open: whether `text_config.model_type` may name any text model.
     """
 
-    family: Literal["qwen2", "qwen3", "qwen3_moe"]
+    family: Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text"]
     prefix: str = "model.language_model."
     ignores_head_dim: bool = False
     is_open: bool = False

@@ -71,14 +71,14 @@ class Calibration:
         """Return what to ask: about each example, or each pair in both orders."""
         if self.grading.mode != "pairwise":
             return [self.grading.single(example.completion, example.prompt) for example in self.examples]
-        asked = []
+        every = []
         for better, worse in self.pairs():
             one, other = self.examples[better], self.examples[worse]
-            asked += [
+            every += [
                 self.grading.comparison(one.completion, other.completion, one.prompt),
                 self.grading.comparison(other.completion, one.completion, one.prompt),
             ]
-        return asked
+        return every
 
     def agreement(self, answers: Sequence[float]) -> float:
         """Return the share of pairs ordered as the scores do, a tie half; raises ConfigError below `least`."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.integration.test_monitor import free_port
@@ -34,6 +37,7 @@ def compose_command() -> list[str] | None:
 
 
 COMPOSE = compose_command()
+LINK = re.compile(r"console of run demo: http://127\.0\.0\.1:(\d+)/#token=(\S+)")
 Event = dict[str, Any]
 
 
@@ -71,6 +75,7 @@ class Project:
             "SETTINGS": self.settings,
             "NATS_PORT": str(free_port()),
             "WEBSOCKET_PORT": str(free_port()),
+            "CONSOLE_PORT": str(free_port()),
             "RELAX_IMAGE": IMAGE,
         }
 
@@ -147,6 +152,23 @@ class Project:
         path = self.folder / "runs" / self.run / "summary.json"
         wait_until(path.exists, "summary.json", deadline)
         return dict(json.loads(path.read_text()))
+
+    def console(self, links: int) -> tuple[str, str, dict[str, Any]]:
+        """Address, token and `/api/run` of the console, as soon as the one that printed link number `links` answers."""
+
+        def answered() -> tuple[str, str, dict[str, Any]] | None:
+            printed = LINK.findall(self.compose("logs", "--no-color", "console"))
+            if len(printed) < links:
+                return None
+            url, head = f"http://127.0.0.1:{printed[-1][0]}", {"Authorization": f"Bearer {printed[-1][1]}"}
+            with suppress(httpx.HTTPError):
+                answer = httpx.get(f"{url}/api/run", headers=head, trust_env=False, timeout=60)
+                if answer.status_code == httpx.codes.OK:
+                    return url, printed[-1][1], answer.json()
+            return None
+
+        url, token, shown = wait_until(answered, f"answer of the console with link {links}", 120)
+        return url, token, dict(shown)
 
     def assert_ledger_holds(self) -> None:
         found = self.relax("ledger", self.run)

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.e2e.compose.conftest import IMAGE, Event, Project
+from tests.support.consoles import log_of
 from tests.support.running import relax, wait_until
 
 MakeProject = Callable[..., Project]
@@ -152,13 +154,24 @@ def test_a_role_of_the_user_has_its_own_container_and_credentials(make_project: 
 @pytest.mark.timeout(295)
 def test_every_container_may_be_killed(make_project: MakeProject) -> None:
     project = make_project(SHORT.format(100_000))
-    project.up()
+    project.up(profiles=("console",))
     at = project.await_step(3)
-    for service in (*SERVICES, "nats"):
+    url, token, seen = project.console(links=1)
+    assert (seen["run"], seen["live"], url) == ("demo", True, f"http://127.0.0.1:{project.environment['CONSOLE_PORT']}")
+    assert httpx.get(f"{url}/api/run", trust_env=False, timeout=60).status_code == httpx.codes.UNAUTHORIZED
+    with log_of(url, token, 0) as messages:
+        read = [next(messages)[0] for _ in range(5)]
+    for service in (*SERVICES, "nats", "console"):
         project.kill(service)
         at = project.await_step(at + 3, 60)
         say(f"{service} killed and started: step {at}")
         project.assert_ledger_holds()
+    url, again, seen = project.console(links=2)
+    assert again != token, "a socket that is bound anew has new tokens"
+    assert seen["step"] >= at
+    with log_of(url, again, read[-1]) as messages:
+        read += [next(messages)[0] for _ in range(5)]
+    assert read == list(range(1, 11)), "the log goes on where it was read"
 
 
 @pytest.mark.timeout(295)

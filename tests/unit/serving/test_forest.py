@@ -225,3 +225,16 @@ def test_last_branch_of_each_player_is_exported() -> None:
 def test_conversations_of_two_players_have_no_key_in_common() -> None:
     keys = [set(conversation_keys([USER, USER], player=player)) for player in ("", "solver", "critic")]
     assert len(set.union(*keys)) == sum(map(len, keys))
+
+
+def test_entropies_of_turns_are_those_of_sequences_where_all_are_known() -> None:
+    forest = Forest()
+    turn(forest, [USER], "a")
+    turn(forest, said([USER], "a", "more"), "b")
+    known = Forest(replace(each, entropies=np.full(2, n + 0.5, np.float32)) for n, each in enumerate(forest.turns))
+    (sequence,) = known.sequences()
+    assert sequence.entropies is not None
+    assert sequence.entropies.tolist() == [0, 0.5, 0.5, 0, 1.5, 1.5]
+    assert Forest([known.turns[0], forest.turns[1]]).sequences()[0].entropies is None  # the run was resumed with them
+    with pytest.raises(ValueError, match="different lengths"):
+        replace(forest.turns[0], entropies=np.zeros(3, np.float32))

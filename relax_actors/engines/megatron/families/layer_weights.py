@@ -9,6 +9,11 @@ from relax_actors.engines.megatron.families.spec import Architecture, Latent
 
 QKV, QKV_BIAS = "self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias"
 FC1, FC2 = "linear_fc1.weight", "linear_fc2.weight"
+LATENT = tuple(
+    f"self_attention.linear_{part}.weight"
+    for part in ("q_proj", "q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj")
+)
+"""Projections of latent attention."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class LayerAdapter:
         own = {name: self._made(outputs) for name, outputs in parts.parts if name in parts.targets}
         self._slots = {POLICY: own}
         layer.adapter = nn.ModuleDict({name.rpartition(".")[2]: matrices for name, matrices in own.items()})
-        layer.register_forward_hook(self._add)
+        layer.register_forward_hook(self._add, prepend=True)  # before outputs of all ranks are gathered
 
     def _made(self, outputs: int) -> LowRank:
         """Return A and B of a part on this rank, with the marks that megatron-core reads."""

@@ -16,32 +16,36 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from relax_actors.engines.megatron.mcore.batch_media import MicroBatchMedia
+from relax_actors.engines.megatron.mcore.shared_towers import Ahead
 from relax_actors.engines.torch.packing import Packing, attend_rows
 
 
-class PackedParams(PackedSeqParams):  # type: ignore[misc]
-    """Packing of a micro-batch, passed through megatron-core to attention and rotary embeddings.
+class BatchParams(PackedSeqParams):  # type: ignore[misc]
+    """Layout and media of a micro-batch, passed through megatron-core to attention and rotary embeddings.
 
     `qkv_format` stays unset: otherwise megatron-core would apply the rotary embedding to each sequence itself.
 
     Args:
-        packing: layout of the sequences.
+        packing: layout of packed sequences; None if they are padded on the right.
         media: positions and media of a multimodal model.
+        ahead: media that were encoded before the micro-batch.
 
     Attributes:
         deepstack: `[seq, 1, hidden]` to add to the output of each of the first layers; see `MediaModel`.
     """
 
-    def __init__(self, packing: Packing, media: MicroBatchMedia | None = None) -> None:
+    def __init__(
+        self, packing: Packing | None, media: MicroBatchMedia | None = None, ahead: Ahead | None = None
+    ) -> None:
         super().__init__()
-        self.packing, self.media = packing, media
+        self.packing, self.media, self.ahead = packing, media, ahead
         self.deepstack: tuple[Tensor, ...] = ()
 
 
 class SdpaAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention within each sequence, in some layers within a window of it.
 
-    Sequences are packed (`packed_seq_params` is a `PackedParams`), or padded on the right, which needs no mask. With
+    Sequences are packed (`packed_seq_params` has a packing), or padded on the right, which needs no mask. With
     context parallelism rank r of n has chunks r and 2n-1-r of each sequence, and gathers keys and values of all ranks.
     """
 
@@ -66,7 +70,7 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         *_: Any,
-        packed_seq_params: PackedParams | None = None,
+        packed_seq_params: BatchParams | None = None,
         **__: Any,
     ) -> Tensor:
         """Attention output, `[seq, batch, heads * head_dim]`.
@@ -75,10 +79,11 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
             query: `[seq, batch, heads, head_dim]`; latent attention leaves out `batch` where it is 1.
             key: the same, with the number of query groups for heads.
             value: as `key`.
-            packed_seq_params: packing of the micro-batch, if it is packed; `batch` is then 1.
+            packed_seq_params: layout of the micro-batch; if it is packed, `batch` is 1.
         """
-        if packed_seq_params is not None:
-            packing, tensors = packed_seq_params.packing, (query, key, value)
+        packing = None if packed_seq_params is None else packed_seq_params.packing
+        if packing is not None:
+            tensors = (query, key, value)
             packed = tensors if query.dim() == 3 else [tensor[:, 0] for tensor in tensors]  # noqa: PLR2004 dimensions
             return packing.attend(*packed, scale=self._scale, window=self._window).flatten(1)[:, None]
         ranks = self._group.size()

@@ -1,4 +1,4 @@
-"""Rotary positions and media of a packed micro-batch of a multimodal model."""
+"""Rotary positions and media of a micro-batch of a multimodal model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.engines.torch.multimodal import Placement, positions_of
+from relax_actors.engines.torch.multimodal import Placement
 from relax_actors.media.family import Family
 
 
@@ -21,8 +21,8 @@ class MicroBatchMedia:
     """How a multimodal model reads the tokens of a micro-batch.
 
     Attributes:
-        positions: `[3, length]`, temporal, vertical and horizontal position of each token; 0 for padding.
-        placement: places of media among the tokens; None without media.
+        positions: `[3, rows, length] float32`, temporal, vertical and horizontal position of each token; 0 for padding.
+        placement: places of media among the `rows * length` tokens; None without media.
     """
 
     positions: Tensor
@@ -34,24 +34,23 @@ class MicroBatchMedia:
         family: Family,
         samples: Sequence[TrainSample],
         paths: Sequence[NDArray[Any]],
-        shared: Sequence[int],
-        length: int,
+        shape: tuple[int, int],
         device: torch.device,
     ) -> MicroBatchMedia:
-        """Find the media of packed sequences.
+        """Find the media of sequences.
 
         Args:
             family: family of the model.
             samples: the sequences.
-            paths: `[len] int64` of each sequence, index of its tokens in the micro-batch.
-            shared: leading tokens of each that its predecessor holds.
-            length: tokens of the micro-batch, with padding.
+            paths: `[len] int64` of each sequence, index of its tokens in the micro-batch; sequences that share a
+                prefix have the same indices there.
+            shape: rows and length of the micro-batch, with padding.
             device: device of the tensors.
         """
-        found = np.zeros((3, 0), np.int64)
-        if samples:
-            found = positions_of([(sample.inputs, sample.media) for sample in samples], shared)
-        padded = np.pad(found, ((0, 0), (0, length - found.shape[1])))
+        found = np.zeros((3, shape[0] * shape[1]), np.float32)
+        for sample, path in zip(samples, paths, strict=True):
+            own = np.arange(sample.inputs) if sample.media is None else sample.media.positions_of(sample.inputs)
+            found[:, path] = own
         sequences = [(sample.token_ids, sample.media) for sample in samples]
         placement = Placement.of(family, sequences, paths, device)
-        return cls(torch.from_numpy(padded).to(device), placement)
+        return cls(torch.from_numpy(found.reshape(3, *shape)).to(device), placement)

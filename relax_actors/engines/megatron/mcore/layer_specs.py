@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from torch import nn
+from torch import Tensor, nn
 
 from relax_actors.engines.megatron.mcore.attention import SdpaAttention
 
@@ -21,6 +29,26 @@ class RMSNorm(nn.RMSNorm):
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class LatentAttention(MLASelfAttention):  # type: ignore[misc]
+    """Latent attention (DeepSeek-V3) whose tensor-parallel ranks sum the gradients of the keys that all heads share.
+
+    In megatron-core each rank has the gradient of its own heads for the rotary part of the keys.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        if parallel_state.get_tensor_model_parallel_world_size() > 1:
+            self.linear_kv_down_proj.register_forward_hook(self._gather)
+
+    def _gather(self, _: Any, __: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        """Gather the outputs of all ranks, so that megatron-core finds them whole."""
+        whole: Tensor = gather_from_tensor_model_parallel_region(output[0])
+        if self.config.sequence_parallel:  # megatron-core gathers the keys again, and then sums their gradients
+            return scatter_to_sequence_parallel_region(whole), output[1]
+        latent, keys = whole.split([self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim], -1)
+        return torch.cat([latent, copy_to_tensor_model_parallel_region(keys)], -1), output[1]
 
 
 def block_spec(config: Any, stage: int | None) -> Any:
@@ -46,6 +74,7 @@ def _layer_spec(config: Any, experts: int | None) -> Any:
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention.core_attention = SdpaAttention
     if config.multi_latent_attention:
+        layer.self_attention.module = LatentAttention
         attention.q_layernorm = attention.kv_layernorm = RMSNorm
     elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm

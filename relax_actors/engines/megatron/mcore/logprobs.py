@@ -82,6 +82,13 @@ def _hidden_states(hidden: Tensor, *_: Any, shares_sequence: bool, **__: Any) ->
     return copy_to_tensor_model_parallel_region(hidden), None
 
 
+def bare(model: Any) -> Any:
+    """Return the GPTModel of a model chunk that may be wrapped."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """What the last pipeline stage computes at the scored tokens of this rank.
@@ -123,8 +130,7 @@ class OutputHeads:
 
     def outputs(self, model: Any, found: Tensor, batch: MicroBatchTensors) -> Outputs:
         """Select what a model of the last stage, which may be wrapped, returned: `[rows, length / context, n]`."""
-        while hasattr(model, "module"):
-            model = model.module
+        model = bare(model)
         selected = found.flatten(0, 1).index_select(0, scored_tokens(batch)[1])
         if self._is_critic:
             return Outputs(selected, None, self._shards)

@@ -157,7 +157,7 @@ class MicroBatchTensors:
             on[3],
             packing,
             None if experts is None else torch.from_numpy(experts).to(device),
-            None if family is None else MicroBatchMedia.of(family, selected, paths, batch.shared, batch.length, device),
+            None if family is None else MicroBatchMedia.of(family, selected, paths, (batch.rows, batch.length), device),
         )
 
     def padded(self, arrays: Sequence[NDArray[Any]]) -> Tensor:

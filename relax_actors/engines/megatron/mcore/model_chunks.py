@@ -22,7 +22,9 @@ from relax_actors.engines.megatron.mcore.logprobs import return_hidden_states
 from relax_actors.engines.megatron.mcore.media_model import MediaModel
 from relax_actors.engines.megatron.mcore.process_groups import device
 from relax_actors.engines.megatron.mcore.rotary import PackedRotaryEmbedding, softmax_scale
+from relax_actors.engines.megatron.mcore.shared_towers import SharedTowers
 from relax_actors.engines.megatron.mcore.value_head import ValueHead
+from relax_actors.engines.megatron.tower_shares import Features
 from relax_actors.engines.megatron.towers import build_towers, float32_buffers, tower_shapes
 from relax_actors.media.family import family_of
 
@@ -82,7 +84,8 @@ class ModelChunks:
     """Model chunks of this rank, one for each virtual pipeline stage.
 
     `bare` are the GPTModels; `wrapped` are the same in a Float16Module in half precision. A critic
-    is of the architecture of the folder `critic`, and has a value head in place of the output layer.
+    is of the architecture of the folder `critic`, and has a value head in place of the output layer. `towers` are those
+    of a multimodal model, on the stages that compute with them.
     """
 
     def __init__(
@@ -99,6 +102,9 @@ class ModelChunks:
         self.wrapped = [Float16Module(self.config, model) if half else model for model in self.bare]
         for module, name, buffer in kept:  # frequencies of the towers, which half precision would round
             setattr(module, name, buffer)
+        self.towers = self._shared_towers(architecture, layout, recomputes=config.trainer.recompute != "none")
+        for model in self.bare if self.towers is not None else ():
+            model.shared = self.towers
         if architecture.experts is not None and architecture.experts.spec.has_bias:
             for model in self.bare:
                 _hold_expert_bias(model)
@@ -132,11 +138,26 @@ class ModelChunks:
             model.output_layer = ValueHead(self.config, bias=self._family is None)
         return model.to(device())
 
+    def _shared_towers(self, architecture: Architecture, layout: Layout, *, recomputes: bool) -> SharedTowers | None:
+        if self._family is None:
+            return None
+        module = next((model.towers for model in self.bare if model.towers is not None), None)
+        if module is None:
+            if not layout.shares_towers:
+                return None
+            module = build_towers(self._folder, device())
+            kept = float32_buffers(module)
+            module.to(self.config.params_dtype)
+            for owner, name, buffer in kept:
+                setattr(owner, name, buffer)
+        features = Features(architecture.hidden_size, architecture.deepstack_layers)
+        return SharedTowers(module, self._family, features, layout, recomputes=recomputes)
+
     def _model_class(self, *, is_first: bool) -> Any:
         if self._family is None:
             return GPTModel
         towers = build_towers(self._folder, device()) if is_first else None
-        return partial(MediaModel, family=self._family, towers=towers)
+        return partial(MediaModel, towers=towers)
 
 
 def _hold_expert_bias(model: Any) -> None:

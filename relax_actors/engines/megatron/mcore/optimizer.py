@@ -50,6 +50,8 @@ class Optimizer:
 
     def __init__(self, config: Config, chunks: ModelChunks) -> None:
         settings = config.trainer
+        if chunks.towers is not None:
+            chunks.towers.share_frozen()
         sharded = settings.megatron.distributed_optimizer
         ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=sharded)
         self.models: Sequence[Any] = [DistributedDataParallel(chunks.config, ddp, model) for model in chunks.wrapped]
@@ -73,6 +75,7 @@ class Optimizer:
                 self.models,
                 config_overrides={},  # one learning rate and weight decay for all parameters, as in the torch engine
             )
+        self._towers = chunks.towers
         # A step may take several calls of the schedule; `step` sums their gradients over ranks once.
         chunks.config.finalize_model_grads_func = None
         self._settings, self.loss_scale, self.updates = settings, LossScale.of(settings), 0
@@ -98,6 +101,8 @@ class Optimizer:
         """Set all gradients to 0."""
         for model in self.models:
             model.zero_grad_buffer()
+        if self._towers is not None:
+            self._towers.zero_grad()
         self.inner.zero_grad()
 
     def step(self, rate: float, factor: float, measured: Mapping[str, float]) -> dict[str, float]:
@@ -114,6 +119,8 @@ class Optimizer:
         Raises:
             FloatingPointError: the norm is not finite, for another reason.
         """
+        if self._towers is not None:
+            self._towers.sum_gradients()
         finalize_model_grads(self.models)
         if (scale := factor / self.loss_scale.value) != 1.0:
             for model in self.models:

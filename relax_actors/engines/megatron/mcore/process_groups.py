@@ -19,6 +19,7 @@ from relax_actors.engines.ranks.collectives import all_gather_messages, join
 from relax_actors.errors import ConfigError
 
 _layout: Layout | None = None
+_model_group: Any = None
 
 
 def device() -> torch.device:
@@ -86,6 +87,21 @@ def check_backend(layout: Layout) -> None:
             "does not gather unequal numbers of tokens; set expert_tensor_parallel = 1"
         )
         raise ConfigError(msg)
+
+
+def model_group(layout: Layout) -> Any:
+    """Return the group of the ranks that compute the same micro-batches: those of one data-parallel rank.
+
+    Collective the first time.
+    """
+    global _model_group  # noqa: PLW0603 parallel_state's groups are global as well
+    if _model_group is None:
+        replicas = all_gather_messages(parallel_state.get_data_parallel_rank())
+        for replica in range(layout.data):
+            group = distributed.new_group([rank for rank, own in enumerate(replicas) if own == replica])
+            if replica == parallel_state.get_data_parallel_rank():
+                _model_group = group
+    return _model_group
 
 
 def initialise(layout: Layout, rank: int, store: Store) -> None:

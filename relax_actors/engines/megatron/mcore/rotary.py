@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from relax_actors.engines.megatron.families import Architecture
 from relax_actors.engines.megatron.mcore import ON_CPU
-from relax_actors.engines.megatron.mcore.attention import PackedParams
+from relax_actors.engines.megatron.mcore.attention import BatchParams, chunk_positions
 
 
 class PackedRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
@@ -36,14 +36,16 @@ class PackedRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
             self.inv_freq = _scaled(architecture)[0].to(device)
 
     def get_rotary_seq_len(
-        self, context: Any, transformer: Any, tensor: Any, config: Any, packed: PackedParams | None = None, **_: Any
+        self, context: Any, transformer: Any, tensor: Any, config: Any, batch: BatchParams | None = None, **_: Any
     ) -> Any:
-        """Argument for `forward`: the packing, or the length of the rows."""
-        return packed or super().get_rotary_seq_len(context, transformer, tensor, config)
+        """Argument for `forward`: the layout of the micro-batch, or the length of rows with positions from 0 on."""
+        if batch is not None and (batch.packing is not None or self._axes is not None):
+            return batch
+        return super().get_rotary_seq_len(context, transformer, tensor, config)
 
     def forward(self, length: Any, **settings: Any) -> Any:
-        """Rotation angles, `[seq, 1, 1, head_dim] float32`; of packed latent attention `[seq, 1, head_dim]`."""
-        if not isinstance(length, PackedParams):
+        """Rotation angles, `[seq, 1 or rows, 1, head_dim] float32`; of packed latent attention `[seq, 1, head_dim]`."""
+        if not isinstance(length, BatchParams):
             return super().forward(length, **settings)
         if length.media is not None and self._axes is not None:
             return self._angles(length.media.positions, self._axes)
@@ -52,10 +54,13 @@ class PackedRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
         return angles[:, 0] if self._is_latent else angles
 
     def _angles(self, positions: Tensor, axes: Tensor) -> Tensor:
-        """Rotation angles of tokens with positions `[3, seq]`."""
-        by_frequency = positions.float()[axes.to(positions.device)].T
+        """Rotation angles of this rank's tokens; positions are `[3, rows, length]`."""
+        ranks, rank = self.cp_group.size(), self.cp_group.rank()
+        if ranks > 1:
+            positions = positions[..., chunk_positions(positions.shape[-1], ranks, rank, positions.device)]
+        by_frequency = positions[axes.to(positions.device)].permute(2, 1, 0)
         angles = by_frequency * self.inv_freq.to(positions.device)
-        return torch.cat([angles, angles], -1)[:, None, None]
+        return torch.cat([angles, angles], -1)[:, :, None]
 
 
 def is_scaled(architecture: Architecture) -> bool:

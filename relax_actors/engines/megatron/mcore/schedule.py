@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,10 +19,11 @@ from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.families import Architecture
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
-from relax_actors.engines.megatron.mcore.attention import PackedParams
+from relax_actors.engines.megatron.mcore.attention import BatchParams
 from relax_actors.engines.megatron.mcore.logprobs import (
     OutputHeads,
     Outputs,
+    bare,
     context_parallel_slice,
     score_most_likely,
     score_trained,
@@ -31,6 +33,8 @@ from relax_actors.engines.megatron.mcore.logprobs import (
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors, plan_micro_batches
 from relax_actors.engines.megatron.mcore.model_chunks import padded_vocabulary
 from relax_actors.engines.megatron.mcore.replay import Replay
+from relax_actors.engines.megatron.mcore.shared_towers import Ahead, SharedTowers
+from relax_actors.engines.protocols.media import media_of
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.ranks.collectives import all_gather_messages
 from relax_actors.engines.ranks.shares import rows_are_whole
@@ -178,24 +182,26 @@ class Schedule:
             if replay is not None:
                 chunk = next(i for i, candidate in enumerate(models) if candidate is model)
                 replay.set(chunk, None if tensors.experts is None else context_parallel_slice(tensors.experts))
+            has_layout = tensors.packing is not None or tensors.media is not None
             output = model(
                 input_ids=context_parallel_slice(tensors.tokens),
                 position_ids=None,
                 attention_mask=None,
-                packed_seq_params=None if tensors.packing is None else PackedParams(tensors.packing, tensors.media),
+                packed_seq_params=BatchParams(tensors.packing, tensors.media, ahead) if has_layout else None,
             )
             return output, partial(loss, number, tensors, model)
 
         numbers = [iter(range(len(batches))) for _ in models]
-        get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=numbers if len(models) > 1 else numbers[0],
-            model=models if len(models) > 1 else models[0],
-            num_microbatches=len(batches),
-            seq_length=batches[0].length,
-            micro_batch_size=batches[0].rows,
-            forward_only=forward_only,
-        )
+        with _encoded_ahead(models, batches, samples, trains=not forward_only) as ahead:
+            get_forward_backward_func()(
+                forward_step_func=forward,
+                data_iterator=numbers if len(models) > 1 else numbers[0],
+                model=models if len(models) > 1 else models[0],
+                num_microbatches=len(batches),
+                seq_length=batches[0].length,
+                micro_batch_size=batches[0].rows,
+                forward_only=forward_only,
+            )
         return measured
 
     @torch.no_grad()
@@ -241,3 +247,17 @@ class Schedule:
             for index, values in part:
                 found[index][samples[index].loss_mask] = values
         return found
+
+
+@contextmanager
+def _encoded_ahead(
+    models: Sequence[Any], batches: Sequence[MicroBatch], samples: Sequence[TrainSample], *, trains: bool
+) -> Iterator[Ahead | None]:
+    """Encode the media of all micro-batches, where stages of a pipeline share the towers; see `SharedTowers.ahead`."""
+    towers: SharedTowers | None = getattr(bare(models[0]), "shared", None)
+    if towers is None:
+        yield None
+        return
+    media = media_of(samples[index].media for batch in batches for index in batch.indices)
+    with towers.ahead(media, trains=trains) as ahead:
+        yield ahead

@@ -135,8 +135,8 @@ class Update:
         keeps_rows = objective.needs_row_sums and all(self._schedule.keeps_rows(part.samples) for part in parts)
         if needs_records(objective, samples, keeps_rows=keeps_rows):
             facts = step_facts(objective, samples, self._record(objective, parts, progress), seed)
-        asked = {"entropies": objective.trains_entropy, "squares": objective.reads_squares}
-        score = self._schedule.scores(top=objective.needs_teacher, **asked)
+        wanted = {"entropies": objective.trains_entropy, "squares": objective.reads_squares}
+        score = self._schedule.scores(top=objective.needs_teacher, **wanted)
         start = 0
         for part in parts:
             loss_function = partial(self._loss_of, objective, part, facts, start)
@@ -150,8 +150,8 @@ class Update:
         """Run the forward pass before the backward passes; records of all ranks."""
         records: Records = {}
         start = 0
-        asked = {"entropies": objective.top_entropy is not None, "squares": objective.reads_squares}
-        score = self._schedule.scores(**asked)
+        wanted = {"entropies": objective.top_entropy is not None, "squares": objective.reads_squares}
+        score = self._schedule.scores(**wanted)
 
         def keep(number: int, tensors: MicroBatchTensors, scored: ScoredTokens) -> tuple[Tensor, dict[str, float]]:
             indices = part.batches[number].indices

@@ -1,0 +1,208 @@
+"""Towers whose work the ranks of one model share: each medium is encoded by one of them.
+
+Tensor-, context- and pipeline-parallel ranks read the same micro-batches. Within a pipeline stage they encode the
+media of each micro-batch when it begins. Stages reach a micro-batch at different times, so with several of them all
+ranks encode the media of all micro-batches before the first one, and traverse the towers backward after the last one.
+Stages other than the first have a copy of the towers, which follows the weights of the first stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor, distributed
+from transformers import PreTrainedModel
+
+from relax_actors.engines.megatron.layout import Layout
+from relax_actors.engines.megatron.mcore import process_groups
+from relax_actors.engines.megatron.tower_shares import Features, TowerShares
+from relax_actors.engines.protocols.media import PromptMedia
+from relax_actors.engines.torch.towers import Encoded, encode, encode_works, works_of
+from relax_actors.media.family import Family
+
+
+class SharedTowers:
+    """Towers of one model on this rank. Methods are collective: the ranks of the model call them in the same order.
+
+    Args:
+        module: the towers, or on stages other than the first a copy of them.
+        family: of the model.
+        features: sizes of what the towers compute.
+        layout: of the ranks.
+        recomputes: whether towers that are traversed backward later are then computed again, medium by medium, instead
+            of keeping their activations.
+    """
+
+    def __init__(
+        self, module: PreTrainedModel, family: Family, features: Features, layout: Layout, *, recomputes: bool
+    ) -> None:
+        self._module, self._family, self._features = module, family, features
+        self._layout, self._recomputes = layout, recomputes
+        self._is_first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+        shares = layout.shares_towers and layout.ranks > layout.data
+        self._group = process_groups.model_group(layout) if shares else None
+        self._ranks, self._rank = (1, 0) if self._group is None else (self._group.size(), self._group.rank())
+        if not self._is_first:
+            module.requires_grad_(False)
+        self._gradients: dict[Tensor, Tensor] = {}
+
+    @property
+    def _spans_stages(self) -> bool:
+        return self._ranks > 1 and self._layout.pipeline > 1
+
+    @property
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+
+    def encode(self, media: Sequence[PromptMedia]) -> Encoded:
+        """Encode the media of a micro-batch with the ranks of this pipeline stage, at least one item."""
+        if self._ranks == 1:
+            return encode(self._module, self._family, media)
+        shares = TowerShares.of(works_of(media), self._ranks, self._features)
+        own = self._encode_own(shares)
+        whole: Tensor = _Gather.apply(own, self._group)  # type: ignore[no-untyped-call]
+        return shares.select(whole, media)
+
+    @contextmanager
+    def ahead(self, media: Sequence[PromptMedia], *, trains: bool) -> Iterator[Ahead | None]:
+        """Encode the media of all micro-batches of a call; the towers are traversed backward at the end.
+
+        Args:
+            media: distinct media of all micro-batches of this rank.
+            trains: whether the micro-batches are traversed backward.
+
+        Yields:
+            What was encoded, or None if each micro-batch encodes its own media, or there are none.
+        """
+        if not self._spans_stages or not media:
+            yield None
+            return
+        self._follow()
+        shares = TowerShares.of(works_of(media), self._ranks, self._features)
+        trains = trains and torch.is_grad_enabled() and bool(self._parameters)
+        with torch.set_grad_enabled(trains and not self._recomputes):
+            own = self._encode_own(shares)
+        whole = own.new_empty((self._ranks * shares.longest, own.shape[1]))
+        distributed.all_gather_into_tensor(whole, own.detach(), group=self._group)
+        # Gradients of all micro-batches are summed in it.
+        leaf = whole.float().requires_grad_(trains)
+        yield Ahead(shares, leaf, own.dtype)
+        if trains:
+            self._backward(shares, own, self._total(leaf))
+
+    def _total(self, leaf: Tensor) -> Tensor:
+        """Sum gradients over the ranks: those of the first stage have them, the same on its tensor-parallel ranks."""
+        found = leaf.grad
+        if found is None or not self._is_first or parallel_state.get_tensor_model_parallel_rank():
+            found = torch.zeros_like(leaf)
+        distributed.all_reduce(found, group=self._group)
+        return found
+
+    def _backward(self, shares: TowerShares, own: Tensor, gradient: Tensor) -> None:
+        """Traverse the towers backward, with the gradient of what all ranks encoded."""
+        begin = self._rank * shares.longest
+        part = gradient[begin : begin + shares.longest].to(own.dtype)
+        if not self._recomputes:
+            own.backward(part)
+        else:
+            for work, rows in shares.works(self._rank):
+                encoded = encode_works(self._module, self._family, [work])
+                torch.cat([encoded.embeddings, *encoded.deepstack]).backward(part[rows.to(part.device)])
+        if not self._is_first:
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    sums = self._gradients.setdefault(parameter, torch.zeros_like(parameter, dtype=torch.float32))
+                    sums += parameter.grad
+                    parameter.grad = None
+
+    def _encode_own(self, shares: TowerShares) -> Tensor:
+        """Encode the media of this rank, `[longest, hidden]`: embeddings, features of each deepstack layer, padding."""
+        works = [work for work, _ in shares.works(self._rank)]
+        own = torch.zeros((0, self._features.hidden), dtype=self._module.dtype, device=self._module.device)
+        if works:
+            encoded = encode_works(self._module, self._family, works)
+            own = torch.cat([encoded.embeddings, *encoded.deepstack])
+        own = torch.nn.functional.pad(own, (0, 0, 0, shares.longest - len(own)))
+        if torch.is_grad_enabled() and self._parameters and not own.requires_grad:
+            own.requires_grad_()  # ranks without media take part in the backward passes of the others
+        return own
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Copy the weights of the first stage to the others."""
+        group = parallel_state.get_pipeline_model_parallel_group()
+        first = parallel_state.get_pipeline_model_parallel_first_rank()
+        for parameter in self._module.parameters():
+            distributed.broadcast(parameter.data, first, group=group)
+
+    def share_frozen(self) -> None:
+        """Train on all stages what the first stage trains; the optimizer calls it before it is built."""
+        if not self._spans_stages:
+            return
+        every = list(self._module.parameters())
+        flags = torch.tensor([one.requires_grad for one in every], dtype=torch.uint8, device=self._module.device)
+        first = parallel_state.get_pipeline_model_parallel_first_rank()
+        distributed.broadcast(flags, first, group=parallel_state.get_pipeline_model_parallel_group())
+        for parameter, flag in zip(every, flags.tolist(), strict=True):
+            parameter.requires_grad_(bool(flag))
+
+    def zero_grad(self) -> None:
+        """Set the gradients of a copy to 0."""
+        self._gradients = {}
+
+    @torch.no_grad()
+    def sum_gradients(self) -> None:
+        """Sum gradients over tensor-parallel ranks and stages; megatron-core sums them over data and context."""
+        group = parallel_state.get_model_parallel_group()
+        if self._ranks == 1 or group.size() == 1:
+            return
+        for parameter in self._parameters:
+            if self._is_first:
+                own: Tensor | None = parameter.main_grad  # type: ignore[attr-defined]
+            else:
+                own = self._gradients.pop(parameter, None)
+            summed = torch.zeros_like(parameter, dtype=torch.float32) if own is None else own
+            distributed.all_reduce(summed, group=group)
+
+
+class Ahead:
+    """Media that were encoded before the micro-batches that read them.
+
+    Args:
+        shares: which rank encoded what.
+        whole: `[ranks * longest, hidden] float32`, what all ranks encoded.
+        dtype: of the towers.
+    """
+
+    def __init__(self, shares: TowerShares, whole: Tensor, dtype: torch.dtype) -> None:
+        self._shares, self._whole, self._dtype = shares, whole, dtype
+
+    def encoded(self, media: Sequence[PromptMedia]) -> Encoded:
+        """Return the embeddings of the media of a micro-batch, as `encode` does."""
+        return self._shares.select(self._whole, media, self._dtype)
+
+
+class _Gather(torch.autograd.Function):
+    """Concatenation over ranks; in backward each rank has the gradient of its own part.
+
+    Tensor-parallel ranks have equal gradients; those of context-parallel ranks, which read other tokens, are summed.
+    """
+
+    @staticmethod
+    def forward(context: Any, own: Tensor, group: Any) -> Tensor:
+        context.rows = slice(group.rank() * len(own), (group.rank() + 1) * len(own))
+        whole = own.new_empty((group.size() * len(own), own.shape[1]))
+        distributed.all_gather_into_tensor(whole, own.contiguous(), group=group)
+        return whole
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (found,) = gradients
+        if parallel_state.get_context_parallel_world_size() > 1:
+            found = found.contiguous()
+            distributed.all_reduce(found, group=parallel_state.get_context_parallel_group())
+        return found[context.rows], None
