@@ -108,9 +108,9 @@ class InferenceBackend(Backend, Protocol):
             model: folder of the frozen model.
             setting: configuration key that names the backend, with its value, for errors.
         """
+        yield from ()
         msg = f'{setting} generates with the policy alone; set it to "transformers" or "sglang"'
         raise ConfigError(msg)
-        yield ""
 
     def server(self, config: Config) -> ServerSpec | None:  # noqa: ARG002 of a protocol
         """Return how to run an inference server for each rollout actor; None if the engine needs none.
