@@ -142,36 +142,36 @@ class Desired:
                 self._table.call(publish_scale(self._state, name, numbers, expelled))
 
 
-def with_operations(node: Assignment, config: Config, found: RunRecord) -> Assignment:
+def with_operations(node: Assignment, config: Config, record: RunRecord) -> Assignment:
     """Return what a node that joined should have after the operations on the run.
 
     Args:
         node: what the node was started with.
         config: settings of the run on this machine.
-        found: the run as published.
+        record: the run as published.
     """
-    here = [role for role, name in found.moved.items() if name == node.name and role in role_names(config)]
-    for role in [role for role in node.roles if role in found.moved and role not in here]:
+    here = [role for role, name in record.moved.items() if name == node.name and role in role_names(config)]
+    for role in [role for role in node.roles if role in record.moved and role not in here]:
         node = node.without_role(role)
     for role in [role for role in here if role not in node.roles]:
         node = node.with_role(config, role)
-    code = {name: Code(*copy) for name, copy in found.copies.items()}
-    expelled = found.expelled.get(node.name, [])
-    return replace(node.scaled(found.scaled.get(node.name, {})), expelled=expelled, moved=here, code=code)
+    code = {name: Code(*copy) for name, copy in record.copies.items()}
+    expelled = record.expelled.get(node.name, [])
+    return replace(node.scaled(record.scaled.get(node.name, {})), expelled=expelled, moved=here, code=code)
 
 
-def needs_restart(found: RunRecord, known: RunRecord, node: Assignment) -> bool:
+def needs_restart(record: RunRecord, known: RunRecord, node: Assignment) -> bool:
     """Whether the process of a node that joined must start again: for other settings, or as `relax up` has started
     again, after which all actors import the files in place.
     """
-    return _read_by(found, node) != _read_by(known, node) or (bool(node.code) and not found.copies)
+    return _read_by(record, node) != _read_by(known, node) or (bool(node.code) and not record.copies)
 
 
-def _read_by(found: RunRecord, node: Assignment) -> RunRecord:
+def _read_by(record: RunRecord, node: Assignment) -> RunRecord:
     """Return what a node's process reads once: roles of other nodes may come and go."""
-    own = {name: table for name, table in found.config.get("roles", {}).items() if name in node.roles}
-    config = found.config | {"roles": own}
-    return replace(found, config=config, scaled={}, expelled={}, consumers={}, moved={}, copies={})
+    own = {name: table for name, table in record.config.get("roles", {}).items() if name in node.roles}
+    config = record.config | {"roles": own}
+    return replace(record, config=config, scaled={}, expelled={}, consumers={}, moved={}, copies={})
 
 
 def _expelled(changes: Sequence[Change]) -> list[str]:

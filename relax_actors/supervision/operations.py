@@ -182,7 +182,7 @@ class Operations:
         copies = {name: [entry.version, entry.since] for name, entry in code.items()}
         record = self._table.call(fetch_run_record(self._state))
         if record is not None and record.copies != copies:
-            self._table.call(change_run_record(self._state, lambda found: replace(found, copies=copies)))
+            self._table.call(change_run_record(self._state, lambda record: replace(record, copies=copies)))
 
     def _release(self, operation: Operation, report: Report) -> None:
         """Release the leases of actors whose processes are gone; those of killed actors would expire later."""

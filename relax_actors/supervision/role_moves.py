@@ -90,7 +90,7 @@ class RoleMoves:
             node.save(self._folder)
         record = self._table.call(fetch_run_record(self._state))
         if record is not None and record.moved != published:
-            self._table.call(change_run_record(self._state, lambda found: replace(found, moved=published)))
+            self._table.call(change_run_record(self._state, lambda record: replace(record, moved=published)))
 
 
 def _target(nodes: Mapping[int, NodeView], wanted: str) -> NodeView:

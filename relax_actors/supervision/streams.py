@@ -194,10 +194,10 @@ async def publish_scale(
         BrokerError: the run is not published.
     """
 
-    def scale(found: RunRecord) -> RunRecord:
-        scaled = {**found.scaled, node: {**found.scaled.get(node, {}), **numbers}}
-        leaving = found.expelled if expelled is None else {**found.expelled, node: list(expelled)}
-        return replace(found, scaled=scaled, expelled=leaving)
+    def scale(record: RunRecord) -> RunRecord:
+        scaled = {**record.scaled, node: {**record.scaled.get(node, {}), **numbers}}
+        leaving = record.expelled if expelled is None else {**record.expelled, node: list(expelled)}
+        return replace(record, scaled=scaled, expelled=leaving)
 
     await change_run_record(state, scale)
 
@@ -210,11 +210,11 @@ async def change_run_record(state: RunState, change: Callable[[RunRecord], RunRe
     """
 
     def changed(body: Any) -> dict[str, Any]:
-        found = _published(body)
-        if found is None:
+        record = _published(body)
+        if record is None:
             msg = "the run is not published to nodes; start it with `relax up` first"
             raise BrokerError(msg)
-        return asdict(change(found))
+        return asdict(change(record))
 
     await state.update(RUN_KEY, changed)
 

@@ -113,7 +113,8 @@ def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
     kill_at(run, "rollout.0", "weights.1")
     wait_for_cell(run, "weights.2", 200)
     kill_server(run)
-    kill_at(run, "trainer.0", "batch.4")
+    wait_for_cell(run, "batch.4", LONG)  # another server has started
+    run.kill("trainer.0")
     run.disconnect()
     code, result, said = run.finish(LONG)
     assert code == 0, said
