@@ -99,6 +99,9 @@ class TraceRows:
         Raises:
             RowError: there are no such traces, or they are not exact, or have changed.
         """
+        if isinstance(mark, dict) and mark.get("item") in range(len(self._rows) if "item" in mark else 0):
+            # A row that an earlier version admitted.
+            mark = {"numbers": self._rows[mark["item"]], "xxh3": mark.get("xxh3")}
         numbers = mark.get("numbers") if isinstance(mark, dict) else None
         known = range(len(self._files))
         if not isinstance(numbers, list) or not numbers or any(type(n) is not int or n not in known for n in numbers):

@@ -15,7 +15,7 @@ from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.grammar import Grammars
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.backends import check_frozen
+from relax_actors.engines.backends import check_frozen, refuse_shared_device
 from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.media.family import family_of
@@ -124,6 +124,8 @@ class CheckedJudge(Role):
             msg = f"{SECTION}.model {self.model} has no chat template; write {SECTION}.template"
             raise ConfigError(msg)
         if self.answer == "reason":
+            if self.backend == "sglang":
+                refuse_shared_device(config, "judge", f'{SECTION}.backend = "sglang"')
             yield from check_frozen(config, self.backend, f"{SECTION}.backend", self.model)
             self._check_writes(tokenizer)
         facts = measure(self.model, setting=f"{SECTION}.model")

@@ -13,6 +13,7 @@ from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.score_folder import ScoreFolder, read_score_folder
 from relax_actors.data.scored_answers import ScoredAnswers
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.backends import refuse_shared_device
 from relax_actors.engines.sglang.reward_check import check_reward_model
 from relax_actors.engines.torch.architectures import check_score_head
 from relax_actors.errors import ConfigError
@@ -64,6 +65,7 @@ class CheckedRewardModel(Role):
         folder = read_score_folder(self.model, f"{SECTION}.model")
         check_score_head(self.model, of_steps=folder.of_steps)
         if self.backend == "sglang":
+            refuse_shared_device(config, "reward_model", f'{SECTION}.backend = "sglang"')
             yield from check_reward_model(self.model, folder, f'{SECTION}.backend = "sglang"')
         self._check_values(folder, config)
         tokenizer = Tokenizer(self.model)

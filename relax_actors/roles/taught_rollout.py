@@ -60,7 +60,11 @@ class TaughtRollout(Rollout):
             taught.extend(row for row in arrived if self._is_taught(row))
             return [row for row in arrived if not self._is_taught(row)]
 
-        yield from super().stream(of_student(rows), lambda limit: of_student(more(limit)))
+        def joining(limit: int) -> list[Row]:
+            # Rows that wait for the teacher take a place, so that other actors get the rest.
+            return of_student(more(max(0, min(limit, self.row_limit() - len(taught)))))
+
+        yield from super().stream(of_student(rows), joining)
         while taught:
             batch, taught[:] = taught[: self.row_limit()], taught[self.row_limit() :]
             for source, engine in self._teachers.items():

@@ -110,6 +110,12 @@ def _check_writes(role: CheckedTeacher, config: Config) -> Iterator[str]:
     if role.hint and config.media is not None:
         msg = f"{setting}: a teacher with a hint writes to prompts of text only; remove {SECTION}.hint"
         raise ConfigError(msg)
+    if config.rollout.sglang.urls:
+        msg = (
+            f"{setting}: actors of rollout.sglang.urls have no GPU for a teacher; leave the urls out, so that the run "
+            "starts its servers, or set algorithm.distil.student_share = 1"
+        )
+        raise ConfigError(msg)
     for folder in role.by_source.values():
         yield from check_frozen(config, config.rollout.backend, "rollout.backend", folder)
     yield "each rollout holds the teacher's weights beside those of the policy"

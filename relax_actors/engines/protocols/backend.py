@@ -109,8 +109,9 @@ class InferenceBackend(Backend, Protocol):
             setting: configuration key that names the backend, with its value, for errors.
         """
         yield from ()
-        msg = f'{setting} generates with the policy alone; set it to "transformers" or "sglang"'
-        raise ConfigError(msg)
+        if type(self).build_frozen is InferenceBackend.build_frozen:
+            msg = f'{setting} generates with the policy alone; set it to "transformers" or "sglang"'
+            raise ConfigError(msg)
 
     def server(self, config: Config) -> ServerSpec | None:  # noqa: ARG002 of a protocol
         """Return how to run an inference server for each rollout actor; None if the engine needs none.

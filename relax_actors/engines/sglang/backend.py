@@ -106,7 +106,9 @@ class SglangBackend(InferenceBackend):
             raise ConfigError(msg)
         presence.require()
         fields = text_fields(json.loads((model / "config.json").read_text()))
-        _check_model(config, fields, measure(model).model_type, reads_text_only=True)
+        own = config.rollout.sglang.model_copy(update={"tensor_parallel": 1})  # as `launch` starts it
+        alone = config.model_copy(update={"rollout": config.rollout.model_copy(update={"sglang": own})})
+        _check_model(alone, fields, measure(model).model_type, reads_text_only=True)
         _check_class(fields, model)
         yield f"a server of {model}, about {SERVER_BYTES >> 20} MiB besides the model"
 

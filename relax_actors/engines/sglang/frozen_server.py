@@ -22,6 +22,7 @@ from relax_actors.engines.sglang.weight_loaders import DiskLoader
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.isolation.proc import process
 from relax_actors.runtime import Context
+from relax_actors.runtime.logs import rotate
 from relax_actors.weights import files as weights
 
 ASK_SECONDS, STOP_SECONDS = 5.0, 2.0
@@ -59,6 +60,7 @@ class FrozenServer:
         command = [*self._spec.command, str(self._root), str(self._n), str(port)]
         environment = self._environment | {self._spec.key_variable: key} | self._janitor.environment
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        rotate(self._log)
         with self._log.open("ab") as log:
             self._child = spawn(command, log=log, environment=environment)
         own = process(self._child.pid)

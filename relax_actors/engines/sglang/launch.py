@@ -73,8 +73,9 @@ def main() -> None:
 
 
 def _without_policy(config: Config, device: str) -> Config:
-    """Return the settings of the server of a frozen model, without those of the policy's adapter and experts."""
-    rollout = config.rollout.model_copy(update={"device": device})
+    """Return the settings of the server of a frozen model, without those of the policy's adapter, experts and GPUs."""
+    sglang = config.rollout.sglang.model_copy(update={"tensor_parallel": 1, "arguments": []})
+    rollout = config.rollout.model_copy(update={"device": device, "sglang": sglang})
     trainer = config.trainer.model_copy(update={"router_replay": False})
     return config.model_copy(update={"rollout": rollout, "trainer": trainer, "lora": None})
 

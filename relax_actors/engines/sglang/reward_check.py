@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from relax_actors.data.nested_config import text_fields
 from relax_actors.data.score_folder import ScoreFolder
 from relax_actors.engines.sglang import presence
 from relax_actors.errors import ConfigError
@@ -30,7 +31,11 @@ def check_reward_model(model: Path, folder: ScoreFolder, setting: str) -> Iterat
     if folder.of_steps:
         msg = f'{setting} reads one score at the last token, and {model} scores steps; set it to "torch"'
         raise ConfigError(msg)
-    name = json.loads((model / "config.json").read_text())["architectures"][0]
+    fields = json.loads((model / "config.json").read_text())
+    if why := presence.ignored_head_dim(text_fields(fields)):
+        msg = f'{setting}: {why}; set it to "torch"'
+        raise ConfigError(msg)
+    name = fields["architectures"][0]
     if name not in SCORE_CLASSES or not presence.serves(name):
         known = ", ".join(SCORE_CLASSES)
         msg = f'{setting} serves reward models of the classes {known}, and {model} is a {name}; set it to "torch"'

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from relax_actors.errors import ActorError, EngineError
 from relax_actors.runtime import Context
 from relax_actors.weights import files as weights
 
+T = TypeVar("T")
 BIAS = HEAD.replace("weight", "bias")
 TOGETHER, MAX_LOSSES, POLL_SECONDS = 32, 5, 0.1
 
@@ -44,6 +46,7 @@ class SglangRewardModel:
     def __init__(self, context: Context, spec: ServerSpec, path: Path, device: str) -> None:
         self._context = context
         # Batches of a deterministic run must not depend on when requests arrive.
+        self._seconds = context.config.roles[context.role].deadline
         self._together = 1 if context.config.run.deterministic else TOGETHER
         self._own = FrozenServer(context, spec, path, device, scores=True)
         tensors = dict(weights.load(sorted(path.glob("*.safetensors"))))
@@ -63,18 +66,30 @@ class SglangRewardModel:
             EngineError: the server was lost several times in a row, or refuses an answer.
         """
         found: list[NDArray[Any]] = []
-        for start in range(0, len(samples), self._together):
-            part = samples[start : start + self._together]
+        for part in self._parts(samples):
             scores = self._classified([sample.token_ids.tolist() for sample in part])
             found += [np.array([own], np.float32) for own in scores]
             progress()
         return found
 
+    def _parts(self, samples: Sequence[TrainSample]) -> Iterator[list[TrainSample]]:
+        """Yield the answers of each request, by their number and their tokens."""
+        most, part = self._context.config.trainer.max_tokens_per_microbatch, list[TrainSample]()
+        for sample in samples:
+            if part and (len(part) == self._together or sum(map(len, [*part, sample])) > most):
+                yield part
+                part = []
+            part.append(sample)
+        if part:
+            yield part
+
     def _classified(self, sequences: list[list[int]]) -> list[list[float]]:
         for _ in range(MAX_LOSSES):
             server = self._ready()
+            if self._together == 1:
+                server.is_idle()  # empties the cache, whose prefixes an earlier incarnation may have left
             try:
-                return server.classify(sequences)
+                return self._waited(lambda server=server: server.classify(sequences, self._seconds))
             except ServerGoneError:
                 self._lose(server)
         msg = f"the server of the reward model was lost {MAX_LOSSES} times in a row with the same answers; see its log"
@@ -93,11 +108,19 @@ class SglangRewardModel:
                 continue
             server = Server(record)
             try:
-                self._loader.load(server, self._weights)
+                self._waited(lambda server=server: self._loader.load(server, self._weights))
                 self._server = server
             except ServerGoneError:
                 self._lose(server)
         return self._server
+
+    def _waited(self, call: Callable[[], T]) -> T:
+        """Return what a call returns in another thread, and report progress meanwhile."""
+        with ThreadPoolExecutor(1, thread_name_prefix="scoring") as thread:
+            pending = thread.submit(call)
+            while not wait([pending], POLL_SECONDS).done:
+                self._context.progress()
+        return pending.result()
 
     def _lose(self, server: Server) -> None:
         """Kill a server that does not answer; the next one is started when it is needed."""

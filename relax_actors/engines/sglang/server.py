@@ -99,9 +99,9 @@ class Server:
         }
         self._update("/update_weights_from_distributed", body)
 
-    def classify(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the scores of token sequences by a server of a reward model."""
-        answer = self._send("POST", "/classify", {"input_ids": sequences}, ANSWER_SECONDS)
+    def classify(self, sequences: Sequence[Sequence[int]], seconds: float) -> list[list[float]]:
+        """Return the scores of token sequences by a server of a reward model, which has so many seconds."""
+        answer = self._send("POST", "/classify", {"input_ids": sequences}, seconds)
         if answer.status_code != OK:
             msg = f"the server at {self.record.url} refuses /classify ({answer.status_code}): {answer.text[:1000]}"
             raise EngineError(msg)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ def test_row_of_a_part_of_the_data_is_read_by_the_numbers_of_its_traces(tmp_path
     before = prompt_of_traces(part[0], tokenizer, seed=0, min_version=0)
     made = TraceMaker(whole, tokenizer, tokenizer.size).make(before)
     assert made.metrics["recorded_reward"] == [3.0]
+    # A row that was admitted before marks had numbers.
+    mark = {"item": 1, "xxh3": before.metadata["trace"]["xxh3"]}
+    earlier = TraceMaker(
+        open_traces(SourceSettings(path=tmp_path / "a.jsonl", options={"take": "best"})), tokenizer, 99
+    )
+    assert np.array_equal(earlier.make(replace(before, metadata={"trace": mark})).token_ids, made.token_ids)
 
 
 def test_traces_with_media_or_rewards_of_tokens_are_not_trained(tmp_path: Path) -> None:
