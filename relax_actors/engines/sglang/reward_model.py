@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,7 +90,7 @@ class SglangRewardModel:
             if self._together == 1:
                 server.is_idle()  # empties the cache, whose prefixes an earlier incarnation may have left
             try:
-                return self._waited(lambda server=server: server.classify(sequences, self._seconds))
+                return self._waited(partial(server.classify, sequences, self._seconds))
             except ServerGoneError:
                 self._lose(server)
         msg = f"the server of the reward model was lost {MAX_LOSSES} times in a row with the same answers; see its log"
@@ -108,7 +109,7 @@ class SglangRewardModel:
                 continue
             server = Server(record)
             try:
-                self._waited(lambda server=server: self._loader.load(server, self._weights))
+                self._waited(partial(self._loader.load, server, self._weights))
                 self._server = server
             except ServerGoneError:
                 self._lose(server)
