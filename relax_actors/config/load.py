@@ -41,7 +41,9 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     Raises:
         ConfigError: one line for each mistake, with the key and the remedy.
     """
-    return validate(load_tree(path, overrides), str(path))
+    tree = load_tree(path, overrides)
+    stage = run.get("stage") if isinstance(run := tree.get("run"), dict) else None
+    return validate(tree, str(path) if stage is None else f"{path}, stage {stage}")
 
 
 def load_tree(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:

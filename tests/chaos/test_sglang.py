@@ -19,6 +19,7 @@ from relax_actors.isolation.janitor import segments
 from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.adapters import base_folder
 from tests.support.faults import command_of, story_of, wait_for_cell
+from tests.support.judges import chat_judge
 from tests.support.running import IMAGES, SUPPORT, TINY, Run, processes_of, relax, wait_until
 from tests.support.sglang_servers import members, skip_if_missing
 
@@ -167,3 +168,24 @@ def test_servers_follow_the_scale_and_die_with_the_root(make_run: MakeRun, tmp_p
     run.process.communicate()
     wait_until(lambda: processes_of(run.folder.root) == [], "end of all processes", 10)
     wait_until(lambda: removed(used), "removal of the server's segments", 10)
+
+
+def test_judge_with_a_server_of_its_own_is_killed_and_grades_as_one_in_its_process(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    judge = chat_judge(tmp_path / "judge")
+    settings = (*SERVED[1:], "staleness.max=0", "run.deterministic=true", "run.steps=3", "trainer.prompts_per_step=2")
+    options = f"model = '{judge}', answer = 'reason', max_tokens = 64, deadline = 300"
+    reads = 'reward.function={judge = 1.0, "tiny_tasks.share_of_sevens" = 0.5}'
+    expected = make_run("calm", *settings, reads, f"roles.judge={{ {options} }}").complete()
+    run = make_run("killed", *settings, reads, f"roles.judge={{ {options}, backend = 'sglang' }}").start()
+    wait_for_cell(run, "group.1.0.trajectory", LONG)
+    run.kill("judge.0")
+    run.disconnect()
+    code, result, said = run.finish(LONG)
+    assert code == 0, said
+    assert result["weights_fingerprint"] == expected["weights_fingerprint"]
+    assert (result["admitted"], result["trained"]) == (6, 6)
+    # A server ends with its actor.
+    assert processes_of(run.folder.root) == []
+    assert "server.judge.0.log" in [path.name for path in (run.folder.root / "logs").iterdir()]
