@@ -116,9 +116,9 @@ def test_off_policy_proximal_log_probs_follow_the_weights_and_the_ledger_adds_up
 LEAVES = (
     "placement.release=disk",
     "placement.colocate=[['rollout', 'trainer']]",
-    "run.steps=10",
-    "model.architecture.hidden_size=256",
-    "model.architecture.intermediate_size=1024",
+    "run.steps=8",
+    "model.architecture.hidden_size=512",
+    "model.architecture.intermediate_size=2048",
     *ON_POLICY,
 )
 RANKS = "trainer.torch.ranks=2"
@@ -127,28 +127,28 @@ RANKS = "trainer.torch.ranks=2"
 def is_writing(run: Run, pid: int) -> bool:
     """Whether a process writes its memory to the disk: a file without a name that is not mapped yet."""
     folder = str(run.folder.device_lock("0").parent)
-    try:
-        opened = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
-        mapped = Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return False
-    return any(path.startswith(folder) and path.endswith("(deleted)") and path not in mapped for path in opened)
+    opened = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # it has been closed
+            opened.append(str(path.readlink()))
+    written = [path for path in opened if path.startswith(folder) and path.endswith("(deleted)")]
+    return bool(written) and any(path not in Path(f"/proc/{pid}/maps").read_text() for path in written)
 
 
 def kill_while(run: Run, find: Callable[[], int | None], is_at_it: Callable[[int], bool], what: str) -> None:
     """Kill a process at the moment of something that it does again and again."""
+    pid = wait_until(find, what)
 
     def strike() -> bool:
-        if (pid := find()) is None or not is_at_it(pid):
+        if not is_at_it(pid):
             return False
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-            met = is_at_it(pid)
-            os.kill(pid, signal.SIGKILL if met else signal.SIGCONT)
-            return met
-        return False
+        os.kill(pid, signal.SIGSTOP)
+        met = is_at_it(pid)
+        os.kill(pid, signal.SIGKILL if met else signal.SIGCONT)
+        return met
 
-    end = time.monotonic() + 120
+    # Without a pause: what it does takes milliseconds.
+    end = time.monotonic() + 60
     while not strike():
         assert time.monotonic() < end, what
 
@@ -160,7 +160,7 @@ def has_device(run: Run, actor: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("more", [(), (RANKS,)], ids=["one process", "ranks"])
+@pytest.mark.parametrize("more", [(), (RANKS,)], ids=["one process", "rank processes"])
 def test_kills_while_memory_leaves_and_returns_change_no_bit(make_run: MakeRun, more: tuple[str, ...]) -> None:
     calm = make_run("calm", *LEAVES, *more)
     expected = calm.complete()["weights_fingerprint"]
@@ -174,13 +174,13 @@ def test_kills_while_memory_leaves_and_returns_change_no_bit(make_run: MakeRun, 
     memory = partial(rank_of, run, 1) if more else partial(run.pid_of, "trainer.0")
     kill_while(run, memory, partial(is_writing, run), "release of the trainer")
     kill_while(run, partial(run.pid_of, "rollout.0"), partial(is_writing, run), "release of the rollout")
-    wait_until(partial(run.table.get, "relax.killed.batch.3"), "batch.3", 180)
+    wait_until(partial(run.table.get, "relax.killed.batch.2"), "batch.2", 180)
     kill_while(run, partial(run.pid_of, "trainer.0"), lambda _: has_device(run, "trainer.0"), "return of the trainer")
     kill_while(run, partial(run.pid_of, "rollout.0"), lambda _: has_device(run, "rollout.0"), "return of the rollout")
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
     assert result["weights_fingerprint"] == expected
-    assert (result["trained"], result["dropped"], result["quarantined"], result["in_flight"]) == (40, 0, 0, 0)
+    assert (result["trained"], result["dropped"], result["quarantined"], result["in_flight"]) == (32, 0, 0, 0)
     assert story_of(run).of("replay_diverged") == []
     assert sorted(path.suffix for path in run.folder.device_lock("0").parent.iterdir()) == [".lock", ".next"]

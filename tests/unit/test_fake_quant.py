@@ -56,7 +56,7 @@ def is_on_grid(published: dict[str, Tensor]) -> bool:
 
 
 def test_published_weights_are_on_the_grid_and_small_steps_add_up(tmp_path: Path) -> None:
-    engine = started(TorchEngine(engine_of(tmp_path, learning_rate=1e-4)))
+    engine = started(TorchEngine(engine_of(tmp_path, learning_rate=1e-4, max_tokens_per_microbatch=512)))
     first = weights_of(engine, tmp_path / "0")
     assert is_on_grid(first)
     changed = []
@@ -72,7 +72,7 @@ def test_published_weights_are_on_the_grid_and_small_steps_add_up(tmp_path: Path
 
 
 def test_training_on_the_grid_resumes_from_a_checkpoint_exactly(tmp_path: Path) -> None:
-    config = engine_of(tmp_path, precision="bfloat16")
+    config = engine_of(tmp_path, precision="bfloat16", max_tokens_per_microbatch=512)
     one = started(TorchEngine(config))
     trained(one, range(2))
     (folder := tmp_path / "checkpoint").mkdir()
