@@ -32,6 +32,9 @@ STATES = (State.CREATING, State.CONNECTING, State.HEALTH_CHECKING, State.WEIGHT_
 SERVER_SECONDS = 900.0
 MEAN_LIFE, SHORTEST_LIFE = 30.0, 3.0
 """Seconds for which a spot node lives on average, and for which it lives at least on average."""
+NOTICED, GRACE = 1 / 3, 8.0
+"""Share of the spot nodes that get SIGTERM, the notice of a cloud, and the seconds that they then have to leave; the
+others are killed."""
 EARLY = 0.25
 """Share of the spot nodes whose life counts from their start, so that they may vanish before their first row; that of
 all others counts from their first row."""
@@ -140,6 +143,8 @@ class SpotNode:
         """Seconds from each start to the first row, of the starts that lived until then."""
         self.rows = 0
         """Rows that its rollouts have generated."""
+        self.leaves: list[float] = []
+        """Seconds from each notice to the end of the node."""
 
     def start(self) -> None:
         """Join the run."""
@@ -147,7 +152,7 @@ class SpotNode:
         keys = Path(str(address.credentials)).parent
         command = [sys.executable, "-m", "relax_actors.cli.main", "node", "--broker", address.url, "--spot"]
         command += ["--credentials", str(keys), "--store", str(self._run.folder.root / "store"), "--role", "rollout"]
-        command += ["--name", self._name, "--work", str(self._work)]
+        command += ["--name", self._name, "--work", str(self._work), "--grace", str(GRACE)]
         self._started = time.time()
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -162,12 +167,18 @@ class SpotNode:
         number = self._number()
         return number > 0 and max(rows_of(self._run, f"rollout.{SPAN * number}#"), default=0) > self._started
 
-    def vanish(self) -> int:
-        """Kill all processes of the node at once; return the number of rows that its rollout held."""
+    def vanish(self, *, is_noticed: bool = False) -> int:
+        """Kill all processes of the node at once, or have it leave; return the rows that a killed rollout held."""
         if self._process is None:
             return 0
         number = self._number()
-        for pid in tree(self._process.pid):
+        if is_noticed:
+            self._process.terminate()
+            noticed = time.time()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(3 * GRACE)
+                self.leaves.append(round(time.time() - noticed, 2))
+        for pid in tree(self._process.pid) if self._process.poll() is None else []:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
@@ -207,7 +218,7 @@ def vanishing(run: LiveRun, nodes: int, seconds: float, quiet: float, seed: int)
             now, moment = time.monotonic(), due[n]
             is_due = moment is not None and now >= moment
             if is_due:
-                held.append(node.vanish())
+                held.append(node.vanish(is_noticed=chance.random() < NOTICED))
                 vanished += 1
                 node.start()
             if (is_due and chance.random() < EARLY) or (moment is None and node.has_generated()):
@@ -219,11 +230,15 @@ def vanishing(run: LiveRun, nodes: int, seconds: float, quiet: float, seed: int)
     part.stay("after", quiet)
     firsts = sorted(second for node in spot for second in node.first_rows)
     part.first_row = {"first_row": firsts[len(firsts) // 2]} if firsts else {}
+    returned = [event["rows"] for event in run.seen.events if event["kind"] == "rows_returned"]
     part.facts = {
         "rows_of_spot_engines": sum(node.rows for node in spot),
         "vanished": vanished + nodes,
         "vanished_with_rows": sum(map(bool, held)),
         "rows_in_hand": sum(held),
+        "noticed": sum(len(node.leaves) for node in spot),
+        "seconds_to_leave": max((second for node in spot for second in node.leaves), default=None),
+        "rows_returned": sum(len(rows) for rows in returned if isinstance(rows, list)),
     }
     return part
 

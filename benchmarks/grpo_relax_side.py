@@ -41,6 +41,7 @@ path = {prompts}
 
 [rollout]
 device = "{device}"
+replicas = {rollouts}
 group_size = {samples}
 temperature = 1.0
 max_tokens = {new_tokens}
@@ -95,7 +96,7 @@ def write_toml(work: Workload, name: str, staleness: int, algorithm: str = GRPO)
             field: getattr(work, field)
             for field in (
                 *("seed", "steps", "threads", "samples", "new_tokens", "rows", "learning_rate", "epochs"),
-                *("device", "precision"),
+                *("device", "precision", "rollouts"),
             )
         },
     )

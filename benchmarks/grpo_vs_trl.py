@@ -238,7 +238,9 @@ def main() -> None:
     """Run both sides interleaved and report."""
     arguments = parse((__doc__ or "").split("\n", 1)[0], "trl-venv")
     python = arguments.trl_python or trl_python(arguments.venv)
-    work = Workload(tempfile.mkdtemp(prefix="grpo-vs-trl-"), arguments.steps, lora_rank=arguments.lora)
+    work = Workload(
+        tempfile.mkdtemp(prefix="grpo-vs-trl-"), arguments.steps, rollouts=arguments.rollouts, lora_rank=arguments.lora
+    )
     compare(
         arguments,
         work,
@@ -260,9 +262,12 @@ def parse(description: str, environment: str, staleness: int = 1) -> argparse.Na
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=5, help="steps left out at the start of each run")
     parser.add_argument("--staleness", type=int, default=staleness, help="staleness.max of relax-actors")
+    parser.add_argument("--rollouts", type=int, default=1, help="rollout actors of relax-actors")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train an adapter instead of all weights")
     parser.add_argument("--venv", type=Path, default=HERE.parent / ".bench" / environment)
-    parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL, instead of --venv")
+    parser.add_argument(
+        "--trl-python", type=_absolute, help="interpreter of an environment with TRL, instead of --venv"
+    )
     parser.add_argument("--any-load", action="store_true", help="exit with 0 although other programs were busy")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the runs and logs")
     parser.add_argument("--json", action="store_true")
@@ -270,6 +275,11 @@ def parse(description: str, environment: str, staleness: int = 1) -> argparse.Na
     if arguments.steps < arguments.warm_up + 3:
         parser.error("--steps must be at least 3 more than --warm-up")
     return arguments
+
+
+def _absolute(text: str) -> Path:
+    """Return a path for another working directory; links stay, since an environment's interpreter is one."""
+    return Path(text).absolute()
 
 
 def compare(

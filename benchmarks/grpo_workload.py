@@ -43,6 +43,8 @@ class Workload:
     epochs: int = 1
     device: str = "cpu"
     precision: str = "float32"
+    rollouts: int = 1
+    """Rollout actors of relax-actors, each a process."""
     lora_rank: int = 0
     """Rank of an adapter of all linear layers, with alpha twice the rank; 0 to train all weights."""
     architecture: dict[str, Any] = field(default_factory=lambda: dict(ARCHITECTURE))

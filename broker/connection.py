@@ -259,6 +259,11 @@ class Connection:
             future.cancel()
             msg = f"no answer from broker {self.address.url} within {deadline:g} s"
             raise BrokerUnreachableError(msg) from error
+        except concurrent.futures.CancelledError as error:
+            if not self._closing:
+                raise
+            msg = f"the connection to broker {self.address.url} was closed during a request"
+            raise BrokerUnreachableError(msg) from error
 
     async def retry(self, attempt: Callable[[], Awaitable[T]], request: str, deadline: float | None = None) -> T:
         """Repeat a request until the broker answers it.
@@ -300,8 +305,8 @@ class Connection:
         if self.loop.is_closed():
             return
         self._closing = True
-        # Cancelled if nats-py passes the cancellation of its own tasks on.
-        with suppress(BrokerError, nats.errors.Error, concurrent.futures.CancelledError):
+        # Cut off if nats-py passes the cancellation of its own tasks on.
+        with suppress(BrokerError, nats.errors.Error):
             self.call(self._close(), 3)
         self._stop_loop()
 

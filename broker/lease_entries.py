@@ -82,7 +82,8 @@ _MORE_OF_NODE: dict[str, Check] = {
 }
 _ROOT: dict[str, Check] = {"pid": _is_count, "since": _is_number, "children": _is_map}
 _OWNER: dict[str, Check] = {"node": _is_count, **_NODE}
-_KINDS = {"node": (_NODE, _MORE_OF_NODE), "root": (_ROOT, {}), "owner": (_OWNER, {})}
+_MORE_OF_OWNER: dict[str, Check] = {"moved": _is_flag}
+_KINDS = {"node": (_NODE, _MORE_OF_NODE), "root": (_ROOT, {}), "owner": (_OWNER, _MORE_OF_OWNER)}
 """Required and optional fields of the leases that are not held by actors."""
 
 

@@ -44,7 +44,7 @@ INVITATIONS = (
     RankAnswer("10.0.0.7"),
 )
 PROFILES = (
-    ProfileCall(2, 1800.0),
+    ProfileCall(2, 600.0),
     ProfileAnswer("written", host="gpu-1", files=["runs/demo/profiles/trainer.0-1-0.json.gz"]),
 )
 # One example of each kind of cell.
@@ -208,6 +208,47 @@ def rights(run: Config) -> list[str]:
     return lines
 
 
+def requests(subjects: Subjects) -> list[str]:
+    """Lines on the requests between roles."""
+    return [
+        "## Requests",
+        "",
+        f"`{subjects.service('env', '<n>')}`: operations on sessions of actor `n` of the role `environment`, in no",
+        "stream. The answers go to the request's reply subject, in as many messages as there are moments in which some",
+        "are ready. Both are encoded as cells.",
+        "",
+        *exchanged(REQUESTS),
+        "",
+        f"`{subjects.service('trainer_rank', '<n>')}`: invitation of actor `n` of the role `trainer_rank` to a group",
+        "of ranks, and its answer.",
+        "",
+        *exchanged(INVITATIONS),
+        "",
+        f"`{subjects.service('profile_trainer', '<n>')}`, `{subjects.service('profile_rollout', '<n>')}`: request of",
+        "an operator to profile the next steps of an actor, and the answers, one a second until its traces are there.",
+        "",
+        *exchanged(PROFILES),
+        "",
+    ]
+
+
+def state(subjects: Subjects) -> list[str]:
+    """Lines on the bucket of the state."""
+    return [
+        "## The state",
+        "",
+        f"KV bucket `{subjects.state_bucket}`, JSON: `lease.<role>.<n>` (live actors; expires after",
+        "`supervision.heartbeat` seconds), `incarnation.<role>.<n>` (number of incarnations), `failure.<role>.<row>`",
+        "(number of failures), `note.<name>` (address of a role), `run` (settings, without those of the broker, for",
+        "nodes that join).",
+        "",
+        "## Permissions",
+        "",
+        "Credentials written by `relax keys` grant exactly these permissions.",
+        "",
+    ]
+
+
 def page() -> str:
     """Text of the page."""
     run = config()
@@ -243,40 +284,7 @@ def page() -> str:
         title = f"### `{subject}`" + (", of each step" if name == "step" else "")
         lines = [title, "", "```json", json.dumps(LOG[name]), "```", ""]
         head += lines
-    asked = [
-        "## Requests",
-        "",
-        f"`{subjects.service('env', '<n>')}`: operations on sessions of actor `n` of the role `environment`, in no",
-        "stream. The answers go to the request's reply subject, in as many messages as there are moments in which some",
-        "are ready. Both are encoded as cells.",
-        "",
-        *exchanged(REQUESTS),
-        "",
-        f"`{subjects.service('trainer_rank', '<n>')}`: invitation of actor `n` of the role `trainer_rank` to a group",
-        "of ranks, and its answer.",
-        "",
-        *exchanged(INVITATIONS),
-        "",
-        f"`{subjects.service('profile_trainer', '<n>')}`, `{subjects.service('profile_rollout', '<n>')}`: request of",
-        "an operator to profile the next steps of an actor, and the answers, one a second until its traces are there.",
-        "",
-        *exchanged(PROFILES),
-        "",
-    ]
-    state = [
-        "## The state",
-        "",
-        f"KV bucket `{subjects.state_bucket}`, JSON: `lease.<role>.<n>` (live actors; expires after",
-        "`supervision.heartbeat` seconds), `incarnation.<role>.<n>` (number of incarnations), `failure.<role>.<row>`",
-        "(number of failures), `note.<name>` (address of a role), `run` (settings, without those of the broker, for",
-        "nodes that join).",
-        "",
-        "## Permissions",
-        "",
-        "Credentials written by `relax keys` grant exactly these permissions.",
-        "",
-    ]
-    return "\n".join([*head, *asked, *state, *rights(run)]).rstrip() + "\n"
+    return "\n".join([*head, *requests(subjects), *state(subjects), *rights(run)]).rstrip() + "\n"
 
 
 if __name__ == "__main__":

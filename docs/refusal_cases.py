@@ -16,6 +16,7 @@ OVERLONG = "algorithm.shaping.overlong=true"
 ECHO = "environment.name=tests.support.environments.Echo"
 TAUGHT = ("algorithm.name=opd", "roles.teacher.actor=x.Teacher")
 TEACHER = "algorithm.distil.place=advantage"
+WRITES = ("algorithm.name=opd", "algorithm.distil={place='loss', student_share=0.5, top_k=5}", "roles.teacher.model=x")
 PLAYERS = 'environment.players=["solver", "critic"]'
 SERVED = "rollout.backend=sglang"
 TRACES = "data.kind=traces"
@@ -239,6 +240,13 @@ TEACHERS = (
         ),
     ),
     Case("a hint that adds nothing", (TEACHER, "roles.teacher.hint='{prompt}'")),
+    Case("rewards of samples of a teacher", (*WRITES, "algorithm.advantage=group")),
+    Case("samples of a teacher in episodes", (*WRITES, ECHO)),
+    Case("samples of a teacher of one's own", (*WRITES, "roles.teacher.actor=x.Teacher")),
+    Case(
+        "an estimate at tokens of the teacher",
+        (WRITES[0], "algorithm.distil={place='loss', student_share=0.5}", WRITES[2]),
+    ),
 )
 REWARD_MODELS = (Case("a reward model that is not served", ("reward.function=reward_model",)),)
 FROM_DATA = (

@@ -10,7 +10,7 @@ DIGITS, PARTS = 4, 8
 
 
 def make(*, size: int | None, seed: int, digits: int = DIGITS, held_out: bool = False) -> list[tuple[str, str]]:
-    """Return `size` random numbers of `digits` digits; the answer has the digits in ascending order."""
+    """Return `size` random numbers of `digits` digits, at least 3; the answer has the digits in ascending order."""
     source = random.Random(seed)  # noqa: S311 not a secret
     numbers: list[str] = []
     while len(numbers) < (size or 10_000):

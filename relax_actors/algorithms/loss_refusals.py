@@ -232,3 +232,45 @@ def _distillation(config: Config) -> Iterator[str]:
             'algorithm.advantage = "none" trains nothing without distillation; set algorithm.distil.place, or another '
             "algorithm.advantage"
         )
+    yield from _taught(config)
+
+
+def _taught(config: Config) -> Iterator[str]:
+    """Refuse what is about samples of the policy where a teacher writes samples."""
+    algorithm, distil = config.algorithm, config.algorithm.distil
+    if distil.student_share == 1 or distil.place != "loss":  # elsewhere the setting is idle
+        return
+    setting = f"algorithm.distil.student_share = {distil.student_share:g}"
+    if distil.top_k is None:
+        yield (
+            f"{setting}: without algorithm.distil.top_k the divergence is estimated at tokens that the student "
+            "samples, and the teacher writes some; set algorithm.distil.top_k, such as 64"
+        )
+    of_policy = {
+        ("advantage", algorithm.advantage, "none"): algorithm.advantage != "none",
+        ("correction.kind", algorithm.correction.kind, "none"): algorithm.correction.kind != "none",
+        ("reject.kind", algorithm.reject.kind, "none"): algorithm.reject.kind != "none",
+        ("kl.place", algorithm.kl.place, "none"): algorithm.kl.place == "reward",
+    }
+    for (name, value, off), is_set in of_policy.items():
+        if is_set:
+            yield (
+                f'{setting} trains samples of the teacher, and algorithm.{name} = "{value}" is about those of the '
+                f'policy; set algorithm.{name} = "{off}", or algorithm.distil.student_share = 1'
+            )
+    if "teacher" in config.roles and (actor := config.roles["teacher"].actor) != "teacher":
+        yield (
+            f'{setting} needs the weights of a built-in teacher, and roles.teacher.actor = "{actor}" is your own; '
+            "leave it out, or set algorithm.distil.student_share = 1"
+        )
+    if config.playing is not None or config.rollout.actor != "rollout":
+        where = "rollout.actor" if config.playing is None else f"[{config.playing.title}]"
+        yield (
+            f"{setting}: a teacher writes single answers, and {where} makes other samples; remove it, or set "
+            "algorithm.distil.student_share = 1"
+        )
+    if config.trainer.router_replay:
+        yield (
+            f"{setting}: a teacher records no experts of the policy for trainer.router_replay; leave that out, or set "
+            "algorithm.distil.student_share = 1"
+        )

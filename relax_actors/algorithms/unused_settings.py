@@ -44,7 +44,11 @@ CONDITIONS: tuple[tuple[tuple[str, ...], str, tuple[object, ...]], ...] = (
     (("reject.max_kl",), "reject.kind", ("k2", "k3")),
     (("reject.counted",), "reject.kind", ("geometric", "max", "product", "k2", "k3")),
     (("distil.",), "distil.place", ("advantage", "loss")),
-    (("distil.kind", "distil.top_k", "distil.tail", "distil.teacher_weight"), "distil.place", ("loss",)),
+    (
+        ("distil.kind", "distil.top_k", "distil.tail", "distil.teacher_weight", "distil.student_share"),
+        "distil.place",
+        ("loss",),
+    ),
     (("distil.tail",), "distil.top_k", ()),
     (("distil.teacher_weight",), "distil.kind", ("jsd",)),
     (("pairs.",), "surrogate", ("preference",)),

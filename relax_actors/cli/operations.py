@@ -129,6 +129,9 @@ def line_of(operation: Operation) -> str:
     change = f" {plan.before} to {plan.after} on node {plan.node_name}" if plan is not None else ""
     if plan is not None and plan.code:
         change = f", code {plan.old_code[:SHOWN_VERSION]} to {plan.code[:SHOWN_VERSION]} on node {plan.node_name}"
+    if plan is not None and request.kind == "move_role":
+        source = f" from node {plan.source} {plan.source_name}" if plan.source >= 0 else ""
+        change = f"{source} to node {plan.node} {plan.node_name}"
     reason = f": {operation.reason}" if operation.reason else ""
     seconds = times[-1] - times[0]
     return f"{operation.id} {request.kind} {what}{change}, {operation.state} after {seconds:.1f} s{reason}"

@@ -8,10 +8,8 @@ import typer
 
 from relax_actors.cli.options import AsJson, Broker, Credentials, RunName
 
-BEGIN_SECONDS = 1800.0
-"""Longest wait for the first step of a profile."""
-WAIT_SECONDS = 3600.0
-"""Longest wait for a profile; an actor that has died is noticed sooner."""
+WRITE_SECONDS = 600.0
+"""Time for the traces to be written after the last step; an actor that has died is noticed sooner."""
 
 
 def profile(
@@ -20,6 +18,9 @@ def profile(
     steps: Annotated[
         int, typer.Option(help="Optimizer steps of the trainer, or batches of a rollout.", min=1, max=20)
     ] = 2,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds until the last step; an actor that waits for rows makes none.", min=1.0)
+    ] = 600.0,
     json: AsJson = False,
     broker: Broker = None,
     credentials: Credentials = None,
@@ -27,7 +28,8 @@ def profile(
     """Record the operators and kernels of a live actor with torch.profiler, and write them as Chrome trace.
 
     The profile begins at the next step and changes nothing that the run computes. Traces are in the folder `profiles`
-    of the run; open them in ui.perfetto.dev. An actor that is killed meanwhile goes on without a profile.
+    of the run; open them in ui.perfetto.dev. An actor that is killed meanwhile goes on without a profile. An actor that
+    does not make the steps within --timeout, e.g. because it waits for rows, is reported with what it waits for.
     """
     import json as json_module
     import socket
@@ -48,8 +50,9 @@ def profile(
         connection, name = at.table.connection, at.settings.run.name
         if not at.live:
             raise NotUpError(name)
-        call = ProfileCall(steps, BEGIN_SECONDS)
-        answer = connection.call(take_profile(connection, name, actor, call, on_state), WAIT_SECONDS)
+        call = ProfileCall(steps, timeout)
+        taken = take_profile(connection, name, actor, call, on_state, at.state)
+        answer = connection.call(taken, timeout + WRITE_SECONDS)
     if json:
         sys.stdout.write(json_module.dumps(asdict(answer)) + "\n")
         return

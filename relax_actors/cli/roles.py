@@ -1,4 +1,4 @@
-"""`relax roles`: add roles to a run that is up, remove them, and replace their code."""
+"""`relax roles`: add roles to a run that is up, remove and move them, and replace their code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from relax_actors.messages.operations import OperationRequest
     from relax_actors.monitoring.connection import Connected
 
-roles = typer.Typer(help="List the roles of a run that is up; add, remove and replace roles.", no_args_is_help=True)
+roles = typer.Typer(help="List, add, remove, replace and move the roles of a run that is up.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Name of the role; `roles.` may stand before it.", metavar="ROLE")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 Timeout = Annotated[float, typer.Option(help="Seconds that the operation may take; 0 for its default.")]
@@ -85,13 +85,34 @@ def replace(
     broker: Broker = None,
     credentials: Credentials = None,
 ) -> None:
-    """Restart the actors of a role with the code that is on disk now, one after the other.
+    """Restart the actors of a role with the code that is on disk now, one after the other, on all nodes.
 
     Each actor must handle a row before the next one is restarted. If one fails, all get the previous code back.
     """
     from relax_actors.messages.operations import OperationRequest
 
     request = OperationRequest("replace_role", _bare(role), seconds=timeout, author="relax roles")
+    _in_run(run, request, broker, credentials, as_json=as_json)
+
+
+@roles.command("move")
+def move(
+    run: RunName,
+    role: Name,
+    node: Annotated[str, typer.Argument(help="Number or name of the node; that of `relax up` is 0.", metavar="NODE")],
+    timeout: Timeout = 0.0,
+    as_json: AsJson = False,
+    broker: Broker = None,
+    credentials: Credentials = None,
+) -> None:
+    """Move a role that owns state, such as the trainer, to another node, and wait until it works there.
+
+    It stops on its node after what it does now, and goes on from its last checkpoint on the other. If it does not start
+    there, it comes back.
+    """
+    from relax_actors.messages.operations import OperationRequest
+
+    request = OperationRequest("move_role", _bare(role), node=node, seconds=timeout, author="relax roles")
     _in_run(run, request, broker, credentials, as_json=as_json)
 
 

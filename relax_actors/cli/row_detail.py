@@ -17,7 +17,7 @@ UNLIKELY = 5
 def show_detail(row: RowDetail) -> None:
     """Print a row."""
     screen = Screen()
-    kept = f", kept by {', '.join(row.why)}" if row.why else ""
+    kept = f", kept by {', '.join(f'record.{rule}' for rule in row.why)}" if row.why else ""
     screen.show(printable(f"{row.row}{kept}"), "bold")
     for role, text in said(row.messages) or [("prompt", row.prompt)]:
         _show_text(screen, role, text)

@@ -117,6 +117,9 @@ class DistilSection(Section):
     `top_k` tokens by their sum; or left out."""
     coefficient: PositiveFloat = 1.0
     """Factor of the signal or loss."""
+    student_share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the training rows whose samples the student writes, lambda of GKD (arXiv 2306.13649); the teacher writes
+    those of the others, in the actors of [rollout]."""
 
     @model_validator(mode="after")
     def _kind_has_its_tokens(self) -> DistilSection:

@@ -8,6 +8,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -40,7 +41,9 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     Raises:
         ConfigError: one line for each mistake, with the key and the remedy.
     """
-    return validate(load_tree(path, overrides), str(path))
+    tree = load_tree(path, overrides)
+    stage = run.get("stage") if isinstance(run := tree.get("run"), dict) else None
+    return validate(tree, str(path) if stage is None else f"{path}, stage {stage}")
 
 
 def load_tree(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
@@ -166,6 +169,24 @@ def validate(tree: dict[str, Any], source: str) -> Config:
     return config
 
 
+class _LaterModules:
+    """Finds modules of a copied package that were added after the copy was made, such as that of a later role.
+
+    Python looks for the modules of a package with `__init__.py` in one place, the copy. Every process imports the
+    classes of all roles, also those that joined the run later.
+    """
+
+    def __init__(self, copy: Path, folder: Path) -> None:
+        self._copy, self._folder = copy, folder
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        """Find a module beside the original of its package; the last finder that Python asks."""
+        del target
+        places = [Path(place) for place in path or ()]
+        own = [place.relative_to(self._copy) for place in places if place.is_relative_to(self._copy)]
+        return PathFinder.find_spec(name, [str(self._folder / place) for place in own]) if own else None
+
+
 def make_importable(folder: Path) -> None:
     """Make the modules in a folder importable by dotted paths, after all installed modules.
 
@@ -174,6 +195,7 @@ def make_importable(folder: Path) -> None:
     """
     if (copy := os.environ.get(CODE_VARIABLE)) and copy not in sys.path:
         sys.path.insert(0, copy)
+        sys.meta_path.append(_LaterModules(Path(copy), folder))
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

@@ -327,7 +327,8 @@ SAMPLED: dict[str, Preset] = {
         "https://thinkingmachines.ai/blog/on-policy-distillation/",
         {"advantage": "none", "scale": "none", **CLIP, **TOKENS, "distil": {"place": "advantage", "coefficient": 1.0}},
         "The advantage of a token is the log-prob of the teacher minus that of the student: the reverse KL at sampled "
-        'tokens. GKD (arXiv 2306.13649) is `distil.place = "loss"` with `kind = "jsd"`.',
+        'tokens. GKD (arXiv 2306.13649) is `distil.place = "loss"` with `kind = "jsd"`; its lambda is '
+        "`distil.student_share`.",
         figures=(
             "Coefficient 1. The source trains with plain importance sampling; the clip of PPO changes nothing "
             "on-policy."

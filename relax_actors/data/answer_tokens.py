@@ -153,7 +153,10 @@ class AnswerTokens:
         trains_all = self._settings.train == "all"
         is_answered = bool(answer) or may_be_empty
         if not is_answered and not (trains_all or "user" in self._roles):
-            msg = 'it has no answer; set data.fields.answer, or examples.train = "all" to train texts without answers'
+            msg = (
+                'it has no answer; set data.fields.answer, or algorithm.name = "sft" with examples.train = "all" to '
+                "train texts without answers"
+            )
             raise RowError(msg)
         parts = [Part(prompt, trains_all or "user" in self._roles, is_answer=not is_answered)]
         parts += [Part(answer, trains_all or ASSISTANT in self._roles, is_answer=True)] if is_answered else []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -27,6 +30,8 @@ NEAR = 0.8
 """Jaccard index of the word n-grams of two prompts from which on they are nearly equal."""
 WORDS = 5
 """Words of an n-gram; a shorter prompt is one n-gram."""
+FIRST_BYTES = 1 << 16
+"""Bytes of a medium that are compared, with its size."""
 _WORD = re.compile(r"\w+")
 
 
@@ -56,8 +61,7 @@ def note_duplicates(config: Config, held_out: DataSection, where: str) -> Iterat
         held_out: section of the held-out source.
         where: its name, for the note.
     """
-    sources = open_data(config.data, config.media), open_data(held_out, config.media)
-    duplicates = compare(*sources, metadata=config.environment is not None)
+    duplicates = compare(open_data(config.data, config.media), open_data(held_out, config.media))
     of = f"{duplicates.trained} compared rows of the training data"
     if not duplicates.pairs:
         yield f"{where}: none of {duplicates.held_out} rows is nearly equal to one of {of}"
@@ -67,25 +71,18 @@ def note_duplicates(config: Config, held_out: DataSection, where: str) -> Iterat
         f"{where}: {len(duplicates.pairs)} of {duplicates.held_out} rows are nearly equal to one of {of}, so that "
         f"held-out scores are too good; the nearest: {first.held_out} and {first.trained}, which share "
         f"{first.index:.0%} of their sequences of {WORDS} words"
+        + ("; metadata, which the environment reads, too, was not compared" if config.environment is not None else "")
     )
 
 
-def compare(
-    trained: DataSource, held_out: DataSource, seconds: float = MAX_SECONDS, *, metadata: bool = False
-) -> Comparison:
+def compare(trained: DataSource, held_out: DataSource, seconds: float = MAX_SECONDS) -> Comparison:
     """Compare the prompts of held-out rows with those of training rows, within a time.
 
     Training rows are drawn evenly from the whole source; where they are cheap to read in blocks only, they are read in
     order. Prompts with other media are different.
-
-    Args:
-        trained: training rows.
-        held_out: held-out rows.
-        seconds: time of the comparison.
-        metadata: whether rows with other metadata are different: an environment makes its episode of them.
     """
     end = time.monotonic() + seconds
-    texts = [(origin, grams) for origin, grams in _texts(held_out, first_items(held_out, MAX_HELD_OUT), end, metadata)]
+    texts = [(origin, grams) for origin, grams in _texts(held_out, first_items(held_out, MAX_HELD_OUT), end)]
     holders: dict[str, list[int]] = defaultdict(list)
     for number, (_, grams) in enumerate(texts):
         for gram in grams:
@@ -95,7 +92,7 @@ def compare(
         items = np.random.default_rng(0).permutation(items)
     best: dict[int, Pair] = {}
     count = 0
-    for origin, grams in _texts(trained, items.tolist(), end, metadata):
+    for origin, grams in _texts(trained, items.tolist(), end):
         count += 1
         shared = Counter(number for gram in grams for number in holders.get(gram, ()))
         for number, common in shared.items():
@@ -106,28 +103,32 @@ def compare(
     return Comparison(len(texts), count, [*best.values()])
 
 
-def _texts(source: DataSource, items: list[int], end: float, metadata: bool) -> Iterator[tuple[str, set[str]]]:  # noqa: FBT001
-    """Yield the origin and the word n-grams of the prompts of some items, without malformed rows and until a time.
-
-    Each n-gram begins with what makes rows with the same text different.
-    """
+def _texts(source: DataSource, items: list[int], end: float) -> Iterator[tuple[str, set[str]]]:
+    """Yield the origin and the word n-grams of the prompts of some items, without malformed rows and until a time."""
     for item in items:
         try:
             task = source[item]
         except RowError:
             continue
         if grams := _grams(task):
-            rest = (*map(_identity, task.media), task.metadata if metadata else None)
-            yield task.origin or f"row {item + 1}", {f"{rest} {gram}" for gram in grams}
+            if task.media:
+                media = xxhash.xxh3_64_hexdigest(repr([*map(_identity, task.media)]).encode())
+                grams = {f"{media} {gram}" for gram in grams}
+            yield task.origin or f"row {item + 1}", grams
         if time.monotonic() > end:
             return
 
 
 def _identity(medium: Medium) -> tuple[object, ...]:
-    """Return what tells a medium from others, without reading its file."""
-    file = str(medium.folder / medium.path) if medium.folder is not None and medium.path else medium.path
-    content = xxhash.xxh3_128_hexdigest(medium.data) if medium.data else medium.digest
-    return medium.kind, file, medium.url, content, medium.start, medium.end
+    """Return what tells a medium from others: size and first bytes, or its name where the file is not here."""
+    data, size = medium.data[:FIRST_BYTES], len(medium.data)
+    if medium.path:
+        with suppress(OSError):
+            path = (medium.folder or Path()) / medium.path
+            with path.open("rb") as file:
+                data, size = file.read(FIRST_BYTES), os.fstat(file.fileno()).st_size
+    content = xxhash.xxh3_128_hexdigest(data) if data else medium.path or medium.digest or medium.url
+    return medium.kind, size, content, medium.start, medium.end
 
 
 def _grams(task: Task) -> set[str]:

@@ -18,7 +18,7 @@ from relax_actors.data.prompt_maker import open_data
 from relax_actors.data.source import SourceSettings
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.trace_files import TraceFiles
-from relax_actors.data.trace_maker import TraceMaker, checked_text, prompt_of_traces
+from relax_actors.data.trace_maker import TraceMaker, checked_text, prompt_of_traces, traces_of
 from relax_actors.data.traces import TraceRows
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Trajectory
@@ -108,7 +108,7 @@ def check_traces(run: CheckedRun, data: DataSection, where: str) -> Iterator[str
         return
     config, tokenizer = run.config, run.model.tokenizer
     facts = run.model.facts
-    maker = TraceMaker(source, tokenizer, facts.vocabulary, as_examples=config.from_data)
+    maker = TraceMaker(traces_of(data), tokenizer, facts.vocabulary, as_examples=config.from_data)
     most = min(facts.context_length, config.trainer.max_tokens_per_microbatch)
     good, bad = list[Trajectory](), list[str]()
     needs_reward = config.reward.function == "recorded" and not config.from_data

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.config.data import DataSection
 from relax_actors.data.prompt_maker import check_size
-from relax_actors.data.source import DataSource
+from relax_actors.data.source import SourceSettings
 from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.data.traces import MARK, Take, digest_of
-from relax_actors.errors import RowError
+from relax_actors.data.traces import MARK, Take, TraceRows, open_traces
 from relax_actors.messages import NOT_SAMPLED, Prompt, Trajectory
 from relax_actors.messages.said import said
 from relax_actors.traces import Trace, TraceError, trajectory_of
@@ -34,17 +34,22 @@ def prompt_of_traces(task: Task, tokenizer: Tokenizer, **fields: Any) -> Prompt:
     )
 
 
+def traces_of(data: DataSection) -> TraceRows:
+    """Return the traces of the files of a section [data]; errors as `open_traces`."""
+    return open_traces(SourceSettings(path=data.path, split=data.split, options=data.options))
+
+
 class TraceMaker:
     """Makes the trajectories of rows of traces.
 
     Args:
-        source: the data.
+        source: the traces of the files of the data, whatever part of them is admitted.
         tokenizer: of the model.
         vocabulary: number of tokens of the model.
         as_examples: whether samples are examples, which are trained as if no policy had sampled them.
     """
 
-    def __init__(self, source: DataSource, tokenizer: Tokenizer, vocabulary: int, *, as_examples: bool = False) -> None:
+    def __init__(self, source: TraceRows, tokenizer: Tokenizer, vocabulary: int, *, as_examples: bool = False) -> None:
         self._as_examples = as_examples
         self._source, self._tokenizer, self._vocabulary = source, tokenizer, vocabulary
 
@@ -56,16 +61,7 @@ class TraceMaker:
         Raises:
             RowError: the traces are not exact, have several prompts, or have changed since the row was admitted.
         """
-        mark = row.metadata.get(MARK)
-        item = mark["item"] if isinstance(mark, dict) and type(mark.get("item")) is int else -1
-        if not isinstance(mark, dict) or not 0 <= item < len(self._source):
-            msg = f"the row names no item of {len(self._source)} rows of traces; requeue it, or restore data.path"
-            raise RowError(msg)
-        task = self._source[item]
-        if digest_of(task.traces) != mark.get("xxh3"):
-            msg = f"{task.origin}: its traces have changed since the row was admitted; restore the files of data.path"
-            raise RowError(msg)
-        return self.of(task, row.min_version)
+        return self.of(self._source.marked(row.metadata.get(MARK)), row.min_version)
 
     def of(self, task: Task, version: int) -> Trajectory:
         """Make the trajectory of a task; errors as `make`."""

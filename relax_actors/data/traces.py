@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import xxhash
@@ -13,11 +14,11 @@ from relax_actors.data.fields import check_index
 from relax_actors.data.source import SourceSettings
 from relax_actors.data.task import Task
 from relax_actors.data.trace_files import TraceFiles
-from relax_actors.errors import ConfigError
+from relax_actors.errors import ConfigError, RowError
 from relax_actors.traces import Trace, TraceError
 
 MARK = "trace"
-"""Key of the metadata of a row: item of the source, and checksum of its traces."""
+"""Key of the metadata of a row: the numbers of its traces in the files, and their checksum."""
 
 
 class Take(StrEnum):
@@ -50,27 +51,32 @@ class TraceRows:
     the first row: so a row that lacks one of its samples cannot be trained.
 
     Args:
-        files: the traces, of each of which the head is read once to find the rows.
+        files: the traces. The heads of all are read once, when the rows are first asked for.
         size: most rows; None for all.
         take: what a row is.
     """
 
     def __init__(self, files: TraceFiles, size: int | None = None, take: Take = Take.ROW) -> None:
-        self._files = files
-        self._rows: list[list[int]] = []
-        rewards, before = list[float](), ""
-        for number in range(len(files)):
-            head = files.head(number)
+        self._files, self._size, self._take = files, size, take
+
+    @cached_property
+    def _rows(self) -> list[list[int]]:
+        """Numbers of the traces of each row."""
+        if self._take is Take.EACH:
+            return [[number] for number in range(len(self._files))][: self._size]
+        rows, rewards, before = list[list[int]](), list[float](), ""
+        for number in range(len(self._files)):
+            head = self._files.head(number)
             rewards.append(math.inf if head is None else head.reward)
             row = before if head is None else head.row
-            if self._rows and take is not Take.EACH and before in ("", row):
-                self._rows[-1].append(number)
+            if rows and before in ("", row):
+                rows[-1].append(number)
             else:
-                self._rows.append([number])
+                rows.append([number])
             before = row
-        if take is Take.BEST:
-            self._rows = [[max(row, key=lambda number: rewards[number])] for row in self._rows]
-        self._rows = self._rows[:size]
+        if self._take is Take.BEST:
+            rows = [[max(row, key=lambda number: rewards[number])] for row in rows]
+        return rows[: self._size]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -78,10 +84,37 @@ class TraceRows:
     def traces(self, i: int) -> list[Trace]:
         """Return the traces of a row; raises IndexError for an `i` out of range, RowError if one is not exact."""
         check_index(i, len(self._rows))
-        return [self._files.trace(number) for number in self._rows[i]]
+        return self._traces(self._rows[i])
+
+    def _traces(self, numbers: Sequence[int]) -> list[Trace]:
+        return [self._files.trace(number) for number in numbers]
 
     def __getitem__(self, i: int) -> Task:
-        traces = self.traces(i)
+        check_index(i, len(self._rows))
+        return self._task(self._rows[i])
+
+    def marked(self, mark: object) -> Task:
+        """Return the row of traces that a mark names, without reading the heads of others.
+
+        Raises:
+            RowError: there are no such traces, or they are not exact, or have changed.
+        """
+        if isinstance(mark, dict) and mark.get("item") in range(len(self._rows) if "item" in mark else 0):
+            # A row that an earlier version admitted.
+            mark = {"numbers": self._rows[mark["item"]], "xxh3": mark.get("xxh3")}
+        numbers = mark.get("numbers") if isinstance(mark, dict) else None
+        known = range(len(self._files))
+        if not isinstance(numbers, list) or not numbers or any(type(n) is not int or n not in known for n in numbers):
+            msg = f"the row names none of {len(known)} traces; requeue it, or restore data.path"
+            raise RowError(msg)
+        task = self._task(numbers)
+        if task.metadata[MARK] != mark:
+            msg = f"{task.origin}: its traces have changed since the row was admitted; restore the files of data.path"
+            raise RowError(msg)
+        return task
+
+    def _task(self, numbers: Sequence[int]) -> Task:
+        traces = self._traces(numbers)
         first = traces[0]
         for trace in traces:
             if trace.media:
@@ -96,7 +129,7 @@ class TraceRows:
                     "row, or train it by its own run"
                 )
                 raise TraceError(msg)
-        mark = {"item": i, "xxh3": digest_of(traces)}
+        mark = {"numbers": list(numbers), "xxh3": digest_of(traces)}
         prompt: Any = first.prompt_messages or first.prompt
         return Task(prompt, first.answer, first.metadata | {MARK: mark}, first.origin, traces=tuple(traces))
 

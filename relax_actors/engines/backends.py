@@ -35,6 +35,30 @@ def frozen_engine(context: Context, name: str, setting: str, model: Path, device
     return backend.build_frozen(context, model, device)
 
 
+def check_frozen(config: Config, name: str, setting: str, model: Path) -> Iterator[str]:
+    """Check that a backend can generate with a frozen model; see `InferenceBackend.check_frozen`."""
+    backend: InferenceBackend = _instance(INFERENCE_ENGINES, name, setting)
+    if hasattr(backend, "check_frozen"):
+        yield from backend.check_frozen(config, model, f'{setting} = "{name}"')
+    elif not hasattr(backend, "build_frozen"):
+        msg = f'{setting} = "{name}" generates with the policy alone; set it to "transformers" or "sglang"'
+        raise ConfigError(msg)
+
+
+def refuse_shared_device(config: Config, role: str, setting: str) -> None:
+    """Refuse a server of a frozen model on a device that other roles share, since its memory stays there.
+
+    Raises:
+        ConfigError: the role is in a group of placement.colocate whose members release their memory.
+    """
+    if config.placement.release and config.placement.device_of(role) is not None:
+        msg = (
+            f"{setting}: its server keeps its memory while other roles of placement.colocate compute; leave {role} out "
+            "of the group, or choose an engine in the actor's process"
+        )
+        raise ConfigError(msg)
+
+
 def training_backend(config: Config) -> TrainingBackend:
     """Load the backend named by `trainer.backend`; errors as `inference_backend`."""
     backend: TrainingBackend = _instance(TRAINING_ENGINES, config.trainer.backend, "trainer.backend")

@@ -24,10 +24,8 @@ def _check_numbers(values: Array, what: str) -> None:
     if values.ndim != 1 or not len(values) or values.dtype.kind not in "fiu":
         msg = f"{what} is {values.dtype}{list(values.shape)}, not a one-dimensional array of numbers"
         raise ValueError(msg)
-    rounded = values
-    if values.dtype != np.float32:
-        with np.errstate(over="ignore"):
-            rounded = values.astype(np.float32)
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float32, copy=False)
     if not np.isfinite(rounded).all():
         msg = f"{what} is not finite: {values[:8]}"
         raise ValueError(msg)

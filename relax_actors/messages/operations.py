@@ -13,11 +13,12 @@ class OperationRequest:
     """What an operation is to do.
 
     Attributes:
-        kind: "scale", "add_engine", "remove_engine", "add_role", "remove_role" or "replace_role".
-        role: role whose actors are scaled, or that is added, removed or gets other code.
+        kind: "scale", "add_engine", "remove_engine", "add_role", "remove_role", "replace_role" or "move_role".
+        role: role whose actors are scaled, or that is added, removed or moved, or gets other code.
         target: number of actors to have afterwards; None with `delta`.
         delta: number of actors to add, negative to remove; None with `target`.
-        node: number or name of the node; empty for the node of `relax up` or the only one that has the role.
+        node: number or name of the node; for "move_role" that to which the role moves, else empty for the node of
+            `relax up` or the only one that has the role.
         url: address of an inference server that the run does not start, for "add_engine".
         key_file: name of the file in `<store>/engine-keys` with the key of that server; empty without a key.
         engine: number of the operation that added an engine, for "remove_engine".
@@ -55,6 +56,8 @@ class OperationPlan:
         actors: names of the actors that start, leave or get other code.
         code: version of the code that they get, for "replace_role".
         old_code: version of the code that they had; they get it back if the new one fails.
+        source: number of the node that a role leaves, for "move_role"; -1 if no node has it.
+        source_name: its name.
     """
 
     node: int
@@ -64,6 +67,8 @@ class OperationPlan:
     actors: list[str] = field(default_factory=list)
     code: str = ""
     old_code: str = ""
+    source: int = -1
+    source_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ class ProfileCall:
 
     Attributes:
         steps: optimizer steps of a trainer, or batches of a rollout.
-        seconds: how long the profile may wait for its first step; then it is refused.
+        seconds: time from the request to the last step; then the profile is refused, and what was recorded is dropped.
     """
 
     steps: int

@@ -64,4 +64,6 @@ def run_waits_for(nodes: Mapping[str, dict[str, Any]], lease: dict[str, Any] | N
         zygotes = [node["zygote"] for node in nodes.values() if isinstance(node.get("zygote"), dict)]
         imports = ", packages are being imported" if any(z.get("phase") == "importing" for z in zygotes) else ""
         return f"{len(states) - len(starting)} of {len(states)} actors are ready, {names} not yet{imports}"
+    if lease is None and f"{role}.0" not in (name for name, _ in states):
+        return f"no node has the {role}; move it to one with `relax roles move`, or start `relax node --role {role}`"
     return f"the {role} starts" if lease is None else f"the {role} is {activity(lease)}"

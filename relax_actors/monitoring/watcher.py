@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import threading
 import time
@@ -209,7 +208,7 @@ class _Check(threading.Thread):
     def run(self) -> None:
         """Ask once; an error counts as no answer."""
         # The connection may be closed meanwhile, at the end of the run.
-        with contextlib.suppress(RelaxError, nats.errors.Error, concurrent.futures.CancelledError):
+        with contextlib.suppress(RelaxError, nats.errors.Error):
             self.finished = _is_finished(self.table, self._config)
             call = self.table.connection.call
             nodes = call(self.state.leases("node"), CALL_DEADLINE)

@@ -207,6 +207,9 @@ def check_request(request: OperationRequest) -> None:
     if request.kind in ROLE_KINDS and not NAME.fullmatch(request.role):
         msg = f"{request.role!r} is no name of a role; use letters, digits, - and _"
         raise ConfigError(msg)
+    if request.kind == "move_role" and not request.node:
+        msg = f"name the node to which {request.role} moves by its number or name; `relax tree` lists the nodes"
+        raise ConfigError(msg)
     if request.kind == "add_role":
         check_settings(request.settings)
     if request.kind == "remove_engine" and request.engine is None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from relax_actors.messages.operations import OperationPlan
-from relax_actors.operations.plan import NodeView
+from relax_actors.operations.plan import SPAN, NodeView
 from relax_actors.operations.states import IN, OUT, Operation, State
 
 IDLE_SECONDS = 20.0
@@ -40,6 +40,14 @@ class Report:
         node = self.nodes.get(plan.node)
         return node if node is None or plan.node == 0 or node.name == plan.node_name else None
 
+    def child(self, name: str) -> Mapping[str, Any]:
+        """Return the state of an actor's process, on whatever node; empty if no node has it."""
+        return next((node.children[name] for node in self.nodes.values() if name in node.children), {})
+
+    def may_return(self, name: str) -> bool:
+        """Whether an actor's node is there; always true of an actor that may be on any node, number 0 of its role."""
+        return int(name.rpartition(".")[2]) // SPAN in {0, *self.nodes}
+
     def leases_of(self, plan: OperationPlan) -> list[Mapping[str, Any] | None]:
         """Return the leases of the actors of a plan; those of another node with the same numbers do not count."""
         is_taken = plan.node in self.nodes and self.node_of(plan) is None
@@ -48,14 +56,16 @@ class Report:
 
 def next_state(operation: Operation, report: Report) -> State | None:
     """Return the state that a running operation with a plan has reached; None if it stays where it is."""
-    plan = operation.plan
+    plan = None if operation.plan is None else leaving(operation.plan, operation.state)
     if plan is None:
         return None
     node = report.node_of(plan)
     states = [] if node is None else [node.children[name] for name in plan.actors if name in node.children]
     leases = report.leases_of(plan)
     if operation.state in IN:
-        return _left(operation.state, plan.node, states, leases, is_up=node is not None)
+        reached_in = _left(operation.state, plan.node, states, leases, is_up=node is not None)
+        has_moved = reached_in is State.REMOVED and operation.request.kind == "move_role"
+        return State.CREATING if has_moved else reached_in
     if len(states) < len(plan.actors):
         return None
     is_ready = all(state.get("phase") == "ready" for state in states)
@@ -71,6 +81,13 @@ def next_state(operation: Operation, report: Report) -> State | None:
     }
     is_over = reached.get(operation.state, False)
     return OUT[OUT.index(operation.state) + 1] if is_over else None
+
+
+def leaving(plan: OperationPlan, state: State) -> OperationPlan:
+    """Return the plan as of the node that an operation changes in a state: a role that moves leaves another one."""
+    if state not in IN or plan.source < 0:
+        return plan
+    return replace(plan, node=plan.source, node_name=plan.source_name)
 
 
 def _left(

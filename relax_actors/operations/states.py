@@ -58,14 +58,16 @@ IN = (State.PENDING, State.DRAINING, State.REMOVING, State.REMOVED)
 """States of an operation that removes actors, in order."""
 CHANGE = (State.PENDING, State.REPLACING, State.ACTIVE)
 """States of an operation that replaces code, in order."""
+MOVE = (State.PENDING, State.DRAINING, State.REMOVING, *OUT[1:])
+"""States of an operation that moves a role to another node, in order."""
 ENDS = frozenset({State.ACTIVE, State.REMOVED, State.FAILED, State.CANCELLED})
 CANCELLABLE = frozenset({State.PENDING, State.CREATING, State.CONNECTING})
-ROLE_KINDS = ("add_role", "remove_role", "replace_role")
-"""Kinds of operations that change the roles of a run or their code."""
+ROLE_KINDS = ("add_role", "remove_role", "replace_role", "move_role")
+"""Kinds of operations that change the roles of a run, their code or their node."""
 KINDS = ("scale", "add_engine", "remove_engine", *ROLE_KINDS)
 _STATES = frozenset(state.value for state in State)
 _NEXT: dict[State, set[State]] = {state: {State.FAILED} for state in State if state not in ENDS}
-for _path in (OUT, IN, CHANGE, (State.REPLACING, State.RETURNING)):
+for _path in (OUT, IN, CHANGE, MOVE, (State.REPLACING, State.RETURNING)):
     for _before, _after in pairwise(_path):
         _NEXT[_before].add(_after)
 _NEXT[State.PENDING] |= {State.ACTIVE, State.CONNECTING}  # nothing to do; an external engine has no process to create
@@ -125,6 +127,7 @@ class Operation:
             "node": None if plan is None else {"number": plan.node, "name": plan.node_name},
             "before": None if plan is None else plan.before,
             "after": None if plan is None else plan.after,
+            "source": None if plan is None or plan.source < 0 else {"number": plan.source, "name": plan.source_name},
             "actors": [] if plan is None else list(plan.actors),
             "code": None if plan is None or not plan.code else {"new": plan.code, "old": plan.old_code},
             "times": {state.value: round(seconds, 3) for state, seconds in self.times.items()},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from relax_actors.algorithms.advantages.estimation import REFERENCE, VALUES, RowEstimation
+from relax_actors.algorithms.advantages.estimation import RowEstimation
 from relax_actors.algorithms.named_functions import advantages_with, spec_of_advantage
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
@@ -73,20 +73,13 @@ def _columns_of_advantages(config: Config, writers: Collection[str]) -> set[str]
     """Return the columns that the role advantages reads.
 
     Raises:
-        ConfigError: no role writes one of them.
+        ConfigError: no role writes the column of the rewards.
     """
     reads = config.advantages.reads
     if reads not in writers:
         msg = f"advantages.reads = {reads!r} is a column that no role writes; columns are {sorted(writers)}"
         raise ConfigError(msg)
-    needed = RowEstimation(config).columns
-    for column in needed:
-        if column not in writers:
-            why = 'kl.place = "reward"' if column == REFERENCE else f'advantage = "{config.algorithm.advantage}"'
-            remedy = "add the section [critic]" if column == VALUES else f"add [roles.{column}] with replicas = 1"
-            msg = f"algorithm.{why} needs column {column!r}, which no role writes; {remedy}"
-            raise ConfigError(msg)
-    return {reads, *needed}
+    return {reads, *RowEstimation(config).columns}  # `refusals` says which of them no role writes
 
 
 def _check_log_probs(config: Config, produced: Collection[str], read: Collection[str]) -> Iterator[str]:

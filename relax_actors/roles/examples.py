@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from relax_actors.config import Config
 from relax_actors.data.examples import ExampleMaker
 from relax_actors.data.model_folder import measure
-from relax_actors.data.prompt_maker import open_data
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.data.trace_maker import TraceMaker
+from relax_actors.data.trace_maker import TraceMaker, traces_of
 from relax_actors.messages import Trajectory
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, Row
@@ -35,7 +34,7 @@ class Examples(Role):
         self._media: ExampleMedia | None = None
         self._traces: TraceMaker | None = None
         if config.data.has_traces:
-            self._traces = TraceMaker(open_data(config.data), tokenizer, facts.vocabulary, as_examples=config.from_data)
+            self._traces = TraceMaker(traces_of(config.data), tokenizer, facts.vocabulary, as_examples=config.from_data)
             return
         expand = dict[str, Any]()
         if config.media is not None:

@@ -15,7 +15,7 @@ from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.grammar import Grammars
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols.backend import InferenceBackend
+from relax_actors.engines.backends import check_frozen, refuse_shared_device
 from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.media.family import family_of
@@ -63,7 +63,7 @@ class CheckedJudge(Role):
     max_prompts: Positive = 32
     """Prompts that the judge writes answers to at once."""
     backend: Annotated[str, Named(INFERENCE_ENGINES)] = "transformers"
-    """Inference engine that writes answers with a reason."""
+    """Inference engine that writes answers with a reason; "sglang" starts a server for each actor of the judge."""
     device: str = "auto"
     """Torch device."""
 
@@ -124,6 +124,9 @@ class CheckedJudge(Role):
             msg = f"{SECTION}.model {self.model} has no chat template; write {SECTION}.template"
             raise ConfigError(msg)
         if self.answer == "reason":
+            if self.backend == "sglang":
+                refuse_shared_device(config, "judge", f'{SECTION}.backend = "sglang"')
+            yield from check_frozen(config, self.backend, f"{SECTION}.backend", self.model)
             self._check_writes(tokenizer)
         facts = measure(self.model, setting=f"{SECTION}.model")
         yield f"the judge has {facts.parameters / 1e6:.2f} M parameters and a context of {facts.context_length} tokens"
@@ -160,14 +163,7 @@ class CheckedJudge(Role):
         return Tokenizer(self.model)
 
     def _check_writes(self, tokenizer: Tokenizer) -> None:
-        """Check that the judge can write a reason and a grade, with an engine that serves a frozen model."""
-        backend = INFERENCE_ENGINES.load(self.backend, f"{SECTION}.backend")
-        if getattr(backend, "build_frozen", None) in (None, InferenceBackend.build_frozen):
-            msg = (
-                f'{SECTION}.backend = "{self.backend}" generates with the policy alone; use "transformers", or '
-                "start a server of the judge and set reward.options.judge.url in place of [roles.judge]"
-            )
-            raise ConfigError(msg)
+        """Check that the judge can write a reason and a grade."""
         if self.max_tokens < BESIDE_REASON + SHORTEST_REASON:
             least = BESIDE_REASON + SHORTEST_REASON
             msg = f"{SECTION}.max_tokens = {self.max_tokens} has no room for a reason; set it to {least} or more"

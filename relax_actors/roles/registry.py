@@ -144,11 +144,15 @@ def _built_in_class(config: Config, name: str) -> type[Role]:
 
 
 def _variant(config: Config, name: str) -> str:
-    """Return the class of a built-in role, which is another one for episodes."""
-    if name == "rollout" and config.agent is not None:
+    """Return the class of a built-in role, which is another one for episodes, and where a teacher writes samples."""
+    if name != "rollout":
+        return name
+    if config.agent is not None:
         return "relax_actors.roles.agent_rollout.AgentRollout"
-    episodes = name == "rollout" and config.environment is not None
-    return "relax_actors.roles.turn_rollout.TurnRollout" if episodes else name
+    if config.environment is not None:
+        return "relax_actors.roles.turn_rollout.TurnRollout"
+    is_taught = config.algorithm.distil.student_share < 1
+    return "relax_actors.roles.taught_rollout.TaughtRollout" if is_taught else name
 
 
 def _pool_roles(config: Config) -> list[type[Role]]:

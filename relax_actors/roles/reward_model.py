@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from relax_actors.rewards.step_values import token_values, value_of, value_of_st
 from relax_actors.roles.reward_columns import kinds_read
 from relax_actors.roles.reward_model_check import SECTION, CheckedRewardModel
 from relax_actors.runtime import Row
+
+if TYPE_CHECKING:  # import torch
+    from relax_actors.engines.sglang.reward_model import SglangRewardModel
+    from relax_actors.engines.torch.reward_model import TorchRewardModel
 
 
 class RewardModel(CheckedRewardModel):
@@ -43,7 +47,6 @@ class RewardModel(CheckedRewardModel):
     def setup(self) -> None:
         """Load the reward model and its tokenizer."""
         from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415 only a process that scores needs torch
-        from relax_actors.engines.torch.reward_model import TorchRewardModel  # noqa: PLC0415
 
         config: Config = self.context.config
         self._folder = read_score_folder(self.model, f"{SECTION}.model")
@@ -53,8 +56,19 @@ class RewardModel(CheckedRewardModel):
         self._wanted = kinds_read(config, self.context.role, self)
         configure_torch(config.run)
         with self.context.device_lock():
-            self._engine = TorchRewardModel(config, self.model, self._folder, self.device)
-            self.context.shares_memory(self._engine)
+            self._engine = self._built()
+
+    def _built(self) -> TorchRewardModel | SglangRewardModel:
+        if self.backend == "sglang":
+            from relax_actors.engines.sglang.backend import SglangBackend  # noqa: PLC0415 only this kind needs a server
+            from relax_actors.engines.sglang.reward_model import SglangRewardModel  # noqa: PLC0415
+
+            return SglangRewardModel(self.context, SglangBackend.own_server(), self.model, self.device)
+        from relax_actors.engines.torch.reward_model import TorchRewardModel  # noqa: PLC0415 as in `setup`
+
+        engine = TorchRewardModel(self.context.config, self.model, self._folder, self.device)
+        self.context.shares_memory(engine)
+        return engine
 
     def handle_many(self, rows: Sequence[Row]) -> list[Any]:
         """Score rows together; a row that cannot be scored gets its error, and the others are scored.

@@ -13,6 +13,8 @@ from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.score_folder import ScoreFolder, read_score_folder
 from relax_actors.data.scored_answers import ScoredAnswers
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.backends import refuse_shared_device
+from relax_actors.engines.sglang.reward_check import check_reward_model
 from relax_actors.engines.torch.architectures import check_score_head
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Role
@@ -27,6 +29,8 @@ class CheckedRewardModel(Role):
     """Folder of a reward model: a sequence classifier, or a token classifier that scores steps."""
     device: str = "auto"
     """Torch device; "auto" is CUDA if available, else the CPU."""
+    backend: Literal["torch", "sglang"] = "torch"
+    """Engine: torch in the actor's process; or an SGLang server of its own, for scores of whole answers."""
     value: Literal["auto", "score", "probability"] = "auto"
     """Number that is the reward: the score (of several classes the log-odds of `label`), or the probability of `label`;
     "auto" is the score of a model with one, and the probability with several."""
@@ -60,6 +64,9 @@ class CheckedRewardModel(Role):
             return
         folder = read_score_folder(self.model, f"{SECTION}.model")
         check_score_head(self.model, of_steps=folder.of_steps)
+        if self.backend == "sglang":
+            refuse_shared_device(config, "reward_model", f'{SECTION}.backend = "sglang"')
+            yield from check_reward_model(self.model, folder, f'{SECTION}.backend = "sglang"')
         self._check_values(folder, config)
         tokenizer = Tokenizer(self.model)
         policy, chat = run.model, config.data.chat

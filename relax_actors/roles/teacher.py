@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from string import Formatter
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
 from broker.codec import Array
 from relax_actors.config import Config
-from relax_actors.data.mixture import SOURCE
+from relax_actors.data.hints import hinted_tokens
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols.media import PromptMedia
@@ -81,7 +80,7 @@ class Teacher(CheckedTeacher):
 
             self._preparer = MediaPreparer(config, self.context.table.store)
         budget = config.trainer.max_tokens_per_microbatch
-        folders = self.models or {"": self.model or config.model_path}
+        folders = self.by_source or {"": config.model_path}
         self._rooms = {name: min(measure(path).context_length, budget) for name, path in folders.items()}
         self._is_live = not self.server and not self.folders
         if self._is_live:
@@ -98,8 +97,7 @@ class Teacher(CheckedTeacher):
             from relax_actors.engines.torch.scorer import TorchTeacher  # noqa: PLC0415
 
             configure_torch(config.run)
-            frozen = {"": self.model} if self.model is not None else self.models
-            self._frozen = {name: TorchTeacher(config, path, self.device) for name, path in frozen.items()}
+            self._frozen = {name: TorchTeacher(config, path, self.device) for name, path in self.by_source.items()}
 
     def use_weights(self, newest_sampled: int) -> None:
         """Load the newest weights that are ready, at least `newest_sampled`, if the teacher is the live policy."""
@@ -134,7 +132,7 @@ class Teacher(CheckedTeacher):
             longer = self._hinted(row).extra if self.hint else 0
         except RelaxError as error:
             return error
-        if (source := self._source(row)) not in self._rooms:
+        if (source := self.source_of(row)) not in self._rooms:
             return RowError(
                 f"the row is of the source {source!r} of [data.mixture], for which roles.teacher.models names no "
                 "teacher; add it"
@@ -147,17 +145,13 @@ class Teacher(CheckedTeacher):
             )
         return None
 
-    def _source(self, row: Row) -> str:
-        """Return the source of the mixture that a row comes from, if each has a teacher of its own."""
-        return str(row.prompt.metadata.get(SOURCE, "")) if self.models else ""
-
     def _score(self, rows: list[Row]) -> list[Any]:
         """Score rows together, those of each teacher on their own."""
         if not self._frozen:
             return super()._score(rows)
         columns: dict[int, Any] = {}
         for source, teacher in self._frozen.items():
-            own = [number for number, row in enumerate(rows) if self._source(row) == source]
+            own = [number for number, row in enumerate(rows) if self.source_of(row) == source]
             self._teacher = teacher
             columns |= zip(own, super()._score([rows[number] for number in own]) if own else [], strict=True)
         return [columns[number] for number in range(len(rows))]
@@ -176,21 +170,7 @@ class Teacher(CheckedTeacher):
         return Hinted(row.media.tokens, after, self._media.of(row.media, row.id), media)
 
     def _hinted_tokens(self, prompt: Prompt) -> Array:
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            return prompt.tokens
-        known = {**prompt.metadata, "prompt": prompt.text, "answer": prompt.answer}
-        parts = [(literal, name) for literal, name, _, _ in Formatter().parse(self.hint)]
-        names = {name for _, name in parts if name is not None}
-        if missing := sorted(names - known.keys()):
-            msg = f"roles.teacher.hint names {missing}, which the row's metadata lacks; it has {sorted(known)}"
-            raise RowError(msg)
-        text = "".join(
-            literal + str(known[name] if name else "") for literal, name, _, _ in Formatter().parse(self.hint)
-        )
-        # A prompt of a chat template was encoded without the special tokens that the model adds to plain text.
-        is_plain = np.array_equal(tokenizer.encode(prompt.text), prompt.tokens)
-        return tokenizer.encode(text, special=is_plain)
+        return prompt.tokens if self._tokenizer is None else hinted_tokens(self._tokenizer, self.hint, prompt)
 
     def _with_prompt(self, sample: TrainSample, hinted: Hinted) -> TrainSample:
         """Replace the prompt of a sequence; one that does not begin with the whole prompt is left as it is."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from string import Formatter
+from typing import cast
 
 from pydantic import Field
 
 from relax_actors.config import Config
 from relax_actors.data.checked_run import CheckedRun
+from relax_actors.data.mixture import SOURCE
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.backends import check_frozen
 from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.media.family import family_of
 from relax_actors.roles.scorer import Scorer
+from relax_actors.runtime import Row
 
 SECTION = "roles.teacher"
 SERVER_SECONDS = 3.0
@@ -46,6 +50,15 @@ class CheckedTeacher(Scorer):
         own = {} if self.model is None else {f"{SECTION}.model": self.model}
         return own | {f"{SECTION}.models.{name}": path for name, path in self.models.items()}
 
+    @property
+    def by_source(self) -> dict[str, Path]:
+        """Folders of frozen teachers by the source of a mixture; by "" if one teaches all rows."""
+        return {"": self.model} if self.model is not None else self.models
+
+    def source_of(self, row: Row) -> str:
+        """Return the source of the mixture that a row comes from, if each has a teacher of its own."""
+        return str(row.prompt.metadata.get(SOURCE, "")) if self.models else ""
+
     def check(self, run: CheckedRun) -> Iterator[str]:
         """Check the scoring engine, the options, the teacher's model and its vocabulary."""
         yield from super().check(run)
@@ -69,18 +82,43 @@ class CheckedTeacher(Scorer):
             most = f"{vocabulary} without the tokens of media" if barred else str(vocabulary)
             msg = f"algorithm.distil.top_k = {distil.top_k} is more than the vocabulary of {most}; lower it"
             raise ConfigError(msg)
-        if self.server and config.rollout.temperature != 1:
-            msg = (
-                f"{SECTION}.server computes log-probs at temperature 1, and not at rollout.temperature = "
-                f"{config.rollout.temperature}; set {SECTION}.model, or rollout.temperature = 1"
-            )
-            raise ConfigError(msg)
         if self.server:
-            yield from _check_server(self, folder)
+            yield from _check_server(self, config, folder)
         if self.models:
             _check_sources(self, config)
         for setting, path in self.folders.items():
             yield from _check_model(config, setting, path, folder)
+        yield from _check_writes(self, config)
+
+
+def teacher_of(config: Config) -> CheckedTeacher:
+    """Return the options of [roles.teacher]."""
+    return cast("CheckedTeacher", CheckedTeacher.build(config.roles["teacher"].options, SECTION))
+
+
+def _check_writes(role: CheckedTeacher, config: Config) -> Iterator[str]:
+    """Check that a teacher can write samples of the run, if it has to."""
+    if config.algorithm.distil.student_share == 1:
+        return
+    setting = f"algorithm.distil.student_share = {config.algorithm.distil.student_share:g}"
+    if not role.by_source:
+        msg = (
+            f"{setting} lets the teacher write samples, which needs its weights; set {SECTION}.model, or "
+            "algorithm.distil.student_share = 1"
+        )
+        raise ConfigError(msg)
+    if role.hint and config.media is not None:
+        msg = f"{setting}: a teacher with a hint writes to prompts of text only; remove {SECTION}.hint"
+        raise ConfigError(msg)
+    if config.rollout.sglang.urls:
+        msg = (
+            f"{setting}: actors of rollout.sglang.urls have no GPU for a teacher; leave the urls out, so that the run "
+            "starts its servers, or set algorithm.distil.student_share = 1"
+        )
+        raise ConfigError(msg)
+    for folder in role.by_source.values():
+        yield from check_frozen(config, config.rollout.backend, "rollout.backend", folder)
+    yield "each rollout holds the teacher's weights beside those of the policy"
 
 
 def _check_source(role: CheckedTeacher) -> None:
@@ -125,10 +163,16 @@ def _check_sources(role: CheckedTeacher, config: Config) -> None:
         raise ConfigError(msg)
 
 
-def _check_server(role: CheckedTeacher, folder: Path) -> Iterator[str]:
+def _check_server(role: CheckedTeacher, config: Config, folder: Path) -> Iterator[str]:
     """Check the vocabulary of a server that answers and names a tokenizer on this machine; a note if it does not."""
     import httpx  # noqa: PLC0415 only a server needs it
 
+    if config.rollout.temperature != 1:
+        msg = (
+            f"{SECTION}.server computes log-probs at temperature 1, and not at rollout.temperature = "
+            f"{config.rollout.temperature}; set {SECTION}.model, or rollout.temperature = 1"
+        )
+        raise ConfigError(msg)
     where = f"{SECTION}.server {role.server}"
     key = "" if role.api_key_file is None else role.api_key_file.read_text().strip()
     headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
 MAX_STEPS = 20
 """Most steps of a profile, which is in memory until it ends."""
 MAX_WAIT_SECONDS = 24 * 3600.0
-"""Longest time that a profile may wait for its first step."""
+"""Longest time from the request to the last step of a profile."""
 REPORT_SECONDS = 1.0
 """Interval of the answers to a client that waits."""
 
@@ -57,12 +57,16 @@ class SupportsProfile(Protocol):
             OSError: a file cannot be written.
         """
 
+    def cancel_profile(self) -> None:
+        """End the recording, if there is one, without writing it."""
+
 
 class _Profile:
-    """A profile that a client waits for: "waiting", "running" or "ended"."""
+    """A profile that a client waits for: "waiting", "running", "writing" or "ended"."""
 
     def __init__(self, call: ProfileCall) -> None:
-        self.left, self.patience, self.state = call.steps, call.seconds, "waiting"
+        self.steps = self.left = call.steps
+        self.patience, self.state = call.seconds, "waiting"
         self.end: asyncio.Future[ProfileAnswer] = asyncio.get_running_loop().create_future()
 
 
@@ -75,7 +79,9 @@ class ProfileRequests:
     def __init__(self, context: Context, engine: object) -> None:
         self._context, self._engine = context, engine
         self._profile: _Profile | None = None
-        self._beginning = threading.Lock()
+        self._is_abandoned = False
+        """Whether the engine still records a profile whose time is over."""
+        self._changing = threading.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._serials = count()
 
@@ -88,7 +94,8 @@ class ProfileRequests:
 
     def begin(self) -> None:
         """Begin the profile that was asked for, if there is one. Called before a step."""
-        with self._beginning:
+        self._cancel_abandoned()
+        with self._changing:
             profile = self._profile
             if profile is None or profile.state != "waiting" or not isinstance(self._engine, SupportsProfile):
                 return
@@ -96,16 +103,19 @@ class ProfileRequests:
         try:
             self._engine.begin_profile()
         except Exception as error:  # noqa: BLE001 the run goes on without a profile
-            self._finish(profile, _refused(f"the profiler did not start: {type(error).__name__}: {error}"[:500]))
+            self._drop(profile, f"the profiler did not start: {type(error).__name__}: {error}"[:500], ("running",))
 
     def end_step(self) -> None:
         """Count a step of the running profile, and write the profile after the last one."""
-        profile = self._profile
-        if profile is None or profile.state != "running" or not isinstance(self._engine, SupportsProfile):
-            return
-        profile.left -= 1
-        if profile.left:
-            return
+        self._cancel_abandoned()
+        with self._changing:
+            profile = self._profile
+            if profile is None or profile.state != "running" or not isinstance(self._engine, SupportsProfile):
+                return
+            profile.left -= 1
+            if profile.left:
+                return
+            profile.state = "writing"
         context, folder = self._context, self._context.folder.profiles
         name = f"{context.role}.{context.n}-{context.incarnation}-{next(self._serials)}.json.gz"
         try:
@@ -123,11 +133,18 @@ class ProfileRequests:
         profile.state = "ended"
         profile.end.get_loop().call_soon_threadsafe(profile.end.set_result, answer)
 
-    def _drop(self, profile: _Profile, reason: str) -> bool:
-        """Refuse a profile that still waits for its first step; return False if it does not."""
-        with self._beginning:
-            if profile.state != "waiting":
+    def _cancel_abandoned(self) -> None:
+        """End the recording of a profile whose time is over; called between two steps."""
+        if self._is_abandoned and isinstance(self._engine, SupportsProfile):
+            self._is_abandoned = False
+            self._engine.cancel_profile()
+
+    def _drop(self, profile: _Profile, reason: str, states: tuple[str, ...] = ("waiting",)) -> bool:
+        """Refuse a profile that is in one of these states; return False if it is in no such state."""
+        with self._changing:
+            if profile.state not in states:
                 return False
+            self._is_abandoned = self._is_abandoned or profile.state == "running"
             self._finish(profile, _refused(reason))
             return True
 
@@ -157,7 +174,7 @@ class ProfileRequests:
         if not 1 <= call.steps <= MAX_STEPS:
             return _refused(f"a profile has 1 to {MAX_STEPS} steps, not {call.steps}")
         if not 0 < call.seconds <= MAX_WAIT_SECONDS:
-            return _refused(f"a profile waits up to {MAX_WAIT_SECONDS:g} s for its first step, not {call.seconds:g}")
+            return _refused(f"a profile may take up to {MAX_WAIT_SECONDS:g} s, not {call.seconds:g}")
         if not isinstance(self._engine, SupportsProfile):
             engine = type(self._engine).__name__
             return _refused(f"{name} computes in no process of its own ({engine}): profile its server by its own means")
@@ -168,7 +185,9 @@ class ProfileRequests:
         end = time.monotonic() + profile.patience
         while not (await asyncio.wait({profile.end}, timeout=min(REPORT_SECONDS, profile.patience)))[0]:
             if time.monotonic() > end:
-                self._drop(profile, f"{self._context.role}.{self._context.n} began no step in {profile.patience:g} s")
+                name, done = f"{self._context.role}.{self._context.n}", profile.steps - profile.left
+                reason = f"{name} did {done} of {profile.steps} steps in {profile.patience:g} s"
+                self._drop(profile, reason, ("waiting", "running"))
             if (state := profile.state) != "ended":
                 await self._send(reply, ProfileAnswer(state))
         await self._send(reply, profile.end.result())

@@ -242,7 +242,7 @@ def validated(model: type[Body], body: Any) -> Body:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:200] or "body"
-        msg = f"{where}: {first['msg']}; correct the body of the request"
+        msg = f"{where}: {first['msg'].removeprefix('Value error, ')}; correct the body of the request"
         raise ApiError(400, msg, "invalid_request") from error
 
 

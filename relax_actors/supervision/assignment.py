@@ -64,6 +64,7 @@ class Assignment:
         code: the copy of the user's code that an actor imports, by its name, or by its role for actors without an
             entry of their own; the files in place for all others.
         kept: version of the code of each role at the start of the run, of which the store has a copy.
+        moved: roles that an operation has moved to the node.
     """
 
     number: int
@@ -80,6 +81,7 @@ class Assignment:
     on_probation: list[str] = field(default_factory=list)
     code: dict[str, Code] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
+    moved: list[str] = field(default_factory=list)
 
     @property
     def single(self) -> list[str]:
@@ -120,8 +122,11 @@ class Assignment:
 
     def with_role(self, config: Config, role: str) -> Assignment:
         """The assignment with a further role of the run, whose class is imported."""
-        own = own_single_roles(config, [role])
-        return replace(self, roles={**self.roles, role: None}, own_single=[*self.own_single, *own])
+        wanted = {**self.roles, role: None}
+        roles = {name: wanted[name] for name in role_names(config) if name in wanted}
+        own_single = list(dict.fromkeys([*self.own_single, *own_single_roles(config, [role])]))
+        # Needs are in the order in which roles get GPUs.
+        return replace(self, roles=roles, own_single=own_single, needs=needs_of_roles(config, roles))
 
     def without_role(self, role: str) -> Assignment:
         """The assignment without a role, and without the copies of code that its actors imported."""
@@ -133,6 +138,8 @@ class Assignment:
             self,
             roles={name: number for name, number in self.roles.items() if is_other(name)},
             own_single=[name for name in self.own_single if is_other(name)],
+            needs={name: need for name, need in self.needs.items() if is_other(name)},
+            moved=[name for name in self.moved if is_other(name)],
             expelled=[name for name in self.expelled if is_other(name)],
             on_probation=[name for name in self.on_probation if is_other(name)],
             code={name: code for name, code in self.code.items() if is_other(name)},

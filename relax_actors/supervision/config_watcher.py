@@ -74,7 +74,8 @@ class ConfigWatcher:
 
     def _follow(self, config: Config, node: Assignment) -> None:
         """Set the actors, and restart those that are to run other code."""
-        names = {actor for actor, code in node.code.items() if code.since and code != self.node.code.get(actor)}
+        changed = [actor for actor, code in node.code.items() if code.since and code != self.node.code.get(actor)]
+        names = {actor for actor in changed if actor.rpartition(".")[0] in self._tree.pools}
         self.config, self.node = config, node
         for role in {name.rpartition(".")[0] for name in names}:
             # An actor that leaves and is wanted again is started again when it has finished its rows.

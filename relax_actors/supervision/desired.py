@@ -17,9 +17,9 @@ from relax_actors.operations.plan import NodeView
 from relax_actors.operations.states import Operation
 from relax_actors.roles import built_in_spec, role_names, section_of
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.assignment import Assignment
+from relax_actors.supervision.assignment import Assignment, Code
 from relax_actors.supervision.gpu_leases import lacking_gpus
-from relax_actors.supervision.streams import fetch_run_record, publish_scale
+from relax_actors.supervision.streams import RunRecord, fetch_run_record, publish_scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,38 @@ class Desired:
             scaled, expelled = record.scaled.get(name, {}), _expelled(own)
             if {**scaled, **numbers} != scaled or expelled != record.expelled.get(name, []):
                 self._table.call(publish_scale(self._state, name, numbers, expelled))
+
+
+def with_operations(node: Assignment, config: Config, record: RunRecord) -> Assignment:
+    """Return what a node that joined should have after the operations on the run.
+
+    Args:
+        node: what the node was started with.
+        config: settings of the run on this machine.
+        record: the run as published.
+    """
+    here = [role for role, name in record.moved.items() if name == node.name and role in role_names(config)]
+    for role in [role for role in node.roles if role in record.moved and role not in here]:
+        node = node.without_role(role)
+    for role in [role for role in here if role not in node.roles]:
+        node = node.with_role(config, role)
+    code = {name: Code(*copy) for name, copy in record.copies.items()}
+    expelled = record.expelled.get(node.name, [])
+    return replace(node.scaled(record.scaled.get(node.name, {})), expelled=expelled, moved=here, code=code)
+
+
+def needs_restart(record: RunRecord, known: RunRecord, node: Assignment) -> bool:
+    """Whether the process of a node that joined must start again: for other settings, or as `relax up` has started
+    again, after which all actors import the files in place.
+    """
+    return _read_by(record, node) != _read_by(known, node) or (bool(node.code) and not record.copies)
+
+
+def _read_by(record: RunRecord, node: Assignment) -> RunRecord:
+    """Return what a node's process reads once: roles of other nodes may come and go."""
+    own = {name: table for name, table in record.config.get("roles", {}).items() if name in node.roles}
+    config = record.config | {"roles": own}
+    return replace(record, config=config, scaled={}, expelled={}, consumers={}, moved={}, copies={})
 
 
 def _expelled(changes: Sequence[Change]) -> list[str]:

@@ -37,18 +37,17 @@ class GpuLeases:
     with this process, however it ends.
 
     Args:
-        config: configuration of the run.
-        node: the node.
+        name: names the holder of the GPUs to other runs.
+        node: returns the node, whose roles may change; callable from any thread.
         inventory: its GPUs.
         children: returns the names of the node's present children; what others hold is free again. Callable from any
             thread.
     """
 
     def __init__(
-        self, config: Config, node: Assignment, inventory: Inventory, children: Callable[[], Collection[str]]
+        self, name: str, node: Callable[[], Assignment], inventory: Inventory, children: Callable[[], Collection[str]]
     ) -> None:
-        self._node, self._inventory, self._children = node, inventory, children
-        self._name = f"run {config.run.name}, node {node.number}"
+        self._name, self._node, self._inventory, self._children = name, node, inventory, children
         self._by_number = {gpu.number: gpu for gpu in inventory.gpus}
         self._held: dict[str, Gpus] = {}
         self._locks: dict[int, int] = {}
@@ -69,7 +68,7 @@ class GpuLeases:
     def room(self) -> dict[str, int]:
         """Return for how many further actors of each role GPUs are free, of roles that need some of their own."""
         free = len(self._inventory.gpus) - sum(len(gpus) for gpus in list(self._held.values()))
-        alone = {role: need.gpus for role, need in self._node.needs.items() if need.group is None and need.gpus}
+        alone = {role: need.gpus for role, need in self._node().needs.items() if need.group is None and need.gpus}
         return {role: max(0, free) // gpus for role, gpus in alone.items()} if self._inventory.gpus else {}
 
     def held(self) -> dict[str, list[int]]:
@@ -83,7 +82,7 @@ class GpuLeases:
             return {actor: list(gpus) for actor, gpus in self._held.items()}
 
     def _lease(self, actor: str) -> Gpus:
-        if split_child_id(actor)[0] not in self._node.needs or is_client(actor):
+        if split_child_id(actor)[0] not in self._node().needs or is_client(actor):
             return ()
         with self._changing:
             return self._lease_alone(actor)
@@ -116,7 +115,7 @@ class GpuLeases:
         actors = dict[str, list[str]]()
         for one in sorted((one for one in present if not is_client(one)), key=split_child_id):
             actors.setdefault(split_child_id(one)[0], []).append(one)
-        needs, taken = needs_of_actors(self._node.needs, actors), dict[int, str]()
+        needs, taken = needs_of_actors(self._node().needs, actors), dict[int, str]()
         while True:
             placement = place(needs, self._inventory.numbers, self._held, taken)
             if all(self._lock(n, taken) for n in placement.gpus.get(actor, ())):

@@ -10,13 +10,10 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import sys
 import tempfile
 import time
 import traceback
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -25,7 +22,7 @@ from pathlib import Path
 from broker.process import spawn
 from relax_actors.devices.binding import bind_to_cores
 from relax_actors.engines.backends import inference_backend
-from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
+from relax_actors.engines.protocols.server import ServerRecord, ServerSpec, answers, free_port, generates
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.isolation.proc import process
 from relax_actors.runtime.blackbox import BlackBox
@@ -126,31 +123,6 @@ class InferenceServerProcess:
                 signal.signal(-code, signal.SIG_DFL)  # refused for SIGKILL
             os.kill(os.getpid(), -code)
         return EXIT_BLAMELESS
-
-
-def generates(record: ServerRecord, spec: ServerSpec, seconds: float) -> bool:
-    """Whether the server of a record generates. The second request needs the key, which another server at this port
-    would refuse; the first may be answered without it.
-    """
-    return answers(record, spec.generates, seconds) and answers(record, spec.health, seconds)
-
-
-def answers(record: ServerRecord, path: str, seconds: float) -> bool:
-    """Whether the server answers a path with status 200; proxies of the environment are bypassed."""
-    request = urllib.request.Request(  # noqa: S310 always http
-        record.url + path, headers={"Authorization": f"Bearer {record.key}"}
-    )
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with suppress(OSError), direct.open(request, timeout=seconds) as answer:
-        return bool(answer.status == 200)  # noqa: PLR2004
-    return False
-
-
-def free_port() -> int:
-    """Return a free port of the loopback interface."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

@@ -144,8 +144,8 @@ class Node:
         self._reporter = Reporter(folder, self._connection, state, self._journal)
         self._tree = self._process_tree()
         self._gpus = GpuLeases(
-            config,
-            node,
+            f"run {config.run.name}, node {node.number}",
+            lambda: self._watcher.node,
             node.gpus.inventory(),
             lambda: {_computes_as(child) for child in self._tree.children()},
         )
@@ -203,8 +203,12 @@ class Node:
         server = f"{SERVER}.{n}" if role == "rollout" and not is_client(child) else ""
         launch = Launch(command, log, box, self._environment | leased, secrets_of(config, [role]), awaits=server)
         if is_isolated or role not in self._forked:
-            return launch
-        return replace(launch, fork=partial(self._zygote.fork, arguments, leased), can_start=self._zygote.ready)
+            return launch if self._leases.holds(role) else replace(launch, can_start=partial(self._leases.holds, role))
+
+        def can_start() -> bool:
+            return self._leases.holds(role) and self._zygote.ready()
+
+        return replace(launch, fork=partial(self._zygote.fork, arguments, leased), can_start=can_start)
 
     def _renew_leases(self) -> None:
         """Renew the leases, or end if the broker has closed the connection, as it does when credentials expire.
@@ -215,6 +219,7 @@ class Node:
             url = self._connection.address.url
             self._status.failed(f"broker {url} has closed the connection; check whether the credentials have expired")
             os._exit(EXIT_BLAMELESS)
+        self._leases.follow(self._watcher.node, self._tree.children())
         zygote = self._zygote.state() if self._forked else None
         children = self._tree.states()
         for name, state in children.items():

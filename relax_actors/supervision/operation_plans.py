@@ -16,6 +16,7 @@ from relax_actors.supervision.engine_watch import EngineWatch
 from relax_actors.supervision.operation_times import OperationTimes
 from relax_actors.supervision.replacement import Replacement
 from relax_actors.supervision.role_changes import RoleChanges
+from relax_actors.supervision.role_moves import RoleMoves
 
 CHECK_SECONDS = 30.0
 """Time for an external engine to answer."""
@@ -40,11 +41,12 @@ class Plans:
         log: OperationLog,
         desired: Desired,
         roles: RoleChanges,
+        moves: RoleMoves,
         replacement: Replacement,
         engines: EngineWatch,
         times: OperationTimes,
     ) -> None:
-        self._log, self._desired, self._roles = log, desired, roles
+        self._log, self._desired, self._roles, self._moves = log, desired, roles, moves
         self._replacement, self._engines, self._times = replacement, engines, times
 
     def begin(self, operation: Operation, config: Config, report: Report) -> Begun | None:
@@ -63,6 +65,8 @@ class Plans:
                 return Begun(State.DRAINING, self._removal(request, report))
             case "replace_role":
                 return self._replace(operation, config, report)
+            case "move_role":
+                return self._move(request, config, report)
         plan = self._roles.plan(request, config, report.nodes)
         return Begun(State.CREATING if plan.after else State.DRAINING, plan)
 
@@ -75,12 +79,19 @@ class Plans:
             raise ConfigError("\n".join(problems))
         return Begun(State.CREATING if plan.after > plan.before else State.DRAINING, plan)
 
+    def _move(self, request: OperationRequest, config: Config, report: Report) -> Begun:
+        plan = self._moves.plan(request, config, report)
+        if plan.source == plan.node:
+            return Begun(State.ACTIVE, plan, f"{request.role} is on node {plan.node} {plan.node_name} already")
+        return Begun(State.DRAINING if plan.source >= 0 else State.CREATING, plan)
+
     def _replace(self, operation: Operation, config: Config, report: Report) -> Begun | None:
-        role, node = operation.request.role, report.nodes[0]
-        silent = [n for n in node.actors(role) if f"{role}.{n}" not in report.leases]
+        role, nodes = operation.request.role, report.nodes
+        names = [f"{role}.{n}" for node in nodes.values() for n in node.actors(role)]
+        silent = [name for name in names if name not in report.leases]
         if silent and self._times.age(operation.id) < LEASE_SECONDS:
             return None  # which code they run is not known before they report it
-        plan = self._replacement.plan(role, config, report.nodes[0], report.leases)
+        plan = self._replacement.plan(role, config, nodes, report.leases)
         if all(report.leases.get(name, {}).get("code") == plan.code for name in plan.actors):
             return Begun(State.ACTIVE, plan, f"{role} runs this code already")
         return Begun(State.REPLACING, plan)

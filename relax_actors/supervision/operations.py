@@ -9,7 +9,8 @@ and one that resumes sets it again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -30,17 +31,20 @@ from relax_actors.operations import ConflictError, History, Operation, Operation
 from relax_actors.operations.engines import MIN_AGE, remove_unused_keys
 from relax_actors.operations.log import MAX_TEXT
 from relax_actors.operations.plan import nodes_of
-from relax_actors.operations.progress import Report, next_state
+from relax_actors.operations.progress import Report, leaving, next_state
 from relax_actors.operations.states import IN, OUT, ROLE_KINDS
 from relax_actors.roles import role_names, section_of
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.assignment import Code
 from relax_actors.supervision.desired import Change, Desired
 from relax_actors.supervision.engine_watch import EngineWatch
 from relax_actors.supervision.operation_plans import Plans
 from relax_actors.supervision.operation_times import OperationTimes
 from relax_actors.supervision.replacement import Replacement
 from relax_actors.supervision.role_changes import RoleChanges
+from relax_actors.supervision.role_moves import RoleMoves
+from relax_actors.supervision.streams import change_run_record, fetch_run_record
 
 START_SECONDS = 120.0
 """Time for new actors to start, besides the deadline in which actors that leave finish their rows."""
@@ -75,9 +79,10 @@ class Operations:
         self._table, self._state, self._report, self._times = table, state, report, times
         self._log, self._desired = OperationLog(table), Desired(folder, state, table)
         self._engines = EngineWatch(times.now)
-        self._replacement = Replacement(folder, times.began)
+        self._replacement = Replacement(folder, times.began, self._publish_copies)
         self._roles = roles = RoleChanges(table, state, folder, open_run, times.had_ended)
-        self._plans = Plans(self._log, self._desired, roles, self._replacement, self._engines, times)
+        self._moves = moves = RoleMoves(table, state, folder, times.had_ended)
+        self._plans = Plans(self._log, self._desired, roles, moves, self._replacement, self._engines, times)
         self._seen: History | None = None
         self._keys_checked_at = float("-inf")
 
@@ -172,9 +177,16 @@ class Operations:
             return self._fail(operation, f"{operation.reason}; {reason}")
         return self._enter(operation, State.RETURNING, reason=reason)
 
+    def _publish_copies(self, code: Mapping[str, Code]) -> None:
+        """Publish to the nodes that joined which copies of the user's code their actors import."""
+        copies = {name: [entry.version, entry.since] for name, entry in code.items()}
+        record = self._table.call(fetch_run_record(self._state))
+        if record is not None and record.copies != copies:
+            self._table.call(change_run_record(self._state, lambda record: replace(record, copies=copies)))
+
     def _release(self, operation: Operation, report: Report) -> None:
         """Release the leases of actors whose processes are gone; those of killed actors would expire later."""
-        plan = operation.plan
+        plan = None if operation.plan is None else leaving(operation.plan, operation.state)
         # By number: another node that has taken the number may have actors of the same names, which keep their leases.
         node = None if plan is None else report.nodes.get(plan.node)
         for name in () if plan is None else plan.actors:
@@ -189,17 +201,16 @@ class Operations:
             ConfigError: one has been restarted too often.
         """
         plan = operation.plan
-        node = None if plan is None else report.node_of(plan)
-        if plan is None or node is None or operation.state not in (*OUT, State.REPLACING):
+        if plan is None or operation.state not in (*OUT, State.REPLACING):
             return
         most = max(1, self._desired.config().supervision.intensity - 1)
         on_trial = operation.request.kind in ROLE_KINDS
         names = plan.actors
         if operation.state is State.REPLACING:
             # Former ends are no fault of the new code; they count from the start of an actor with it.
-            names = [name for name in names if node.children.get(name, {}).get("code_since") == str(operation.id)]
+            names = [name for name in names if report.child(name).get("code_since") == str(operation.id)]
         for name in names:
-            state = node.children.get(name, {})
+            state = report.child(name)
             if operation.state is State.REPLACING and state.get("since", 0.0) < operation.times[State.REPLACING]:
                 continue
             restarts, crashes = int(state.get("restarts", 0)), int(state.get("crashes", 0)) if on_trial else 0
@@ -249,7 +260,8 @@ class Operations:
         changes = [change for o in history.operations.values() if (change := self._change(o, history)) is not None]
         starting = [o for o in history.running if o.request.kind in ROLE_KINDS and o.state not in IN]
         on_probation = [name for o in starting if o.plan is not None for name in o.plan.actors]
-        problems = self._roles.apply(history)
+        problems = self._roles.apply(history, self._moves.away(history))
+        self._moves.apply(history)
         problems |= self._desired.apply(changes, history.engines(), on_probation)
         for operation in history.running:
             if operation.id in problems:
@@ -274,7 +286,9 @@ class Operations:
         is_forced = operation.state is State.DRAINING and (request.force or self._is_late(operation))
         expelled = tuple(plan.actors) if is_forced else ()
         if request.kind != "scale":
-            return Change(operation.id, plan, request.role, None, expelled) if expelled else None
+            is_move, left = request.kind == "move_role", leaving(plan, State.DRAINING)
+            # Of a move also without an actor that leaves at once: its node must not kill an actor that comes back.
+            return Change(operation.id, left, request.role, None, expelled) if expelled or is_move else None
         undone = operation.state in (State.FAILED, State.CANCELLED)
         number = self._times.number_before(operation.id, plan.before) if undone else plan.after
         return Change(operation.id, plan, request.role, number, expelled)

@@ -1,9 +1,9 @@
-"""Leases of a node: its number, and the roles with a single actor, claimed before its actors start."""
+"""Leases of a node: its number, and the roles with a single actor, each claimed before its actor starts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
@@ -45,8 +45,9 @@ class NodeLeases:
 
     def __init__(self, connection: Connection, state: RunState, node: Assignment, ttl: float) -> None:
         self._connection, self._state, self._node, self._ttl = connection, state, node, ttl
-        self._roles = node.single
-        self._entry = {"node": node.number, "name": node.name, "where": node.where}
+        self._held: dict[str, dict[str, Any]] = {}
+        """Entry of each role that the node holds."""
+        self._claims: dict[str, Future[bool]] = {}
         self._role_renewals: dict[str, Future[None]] = {}
         self.node_renewal: Future[None] | None = None
         self.on_lost: Callable[[], object] = lambda: None
@@ -55,22 +56,59 @@ class NodeLeases:
     def claim(self) -> None:
         """Claim the roles; wait for the leases of a dead node to expire.
 
+        A role that an operation has moved to another node is not waited for: that node gives it back in its time, and
+        `follow` claims it then.
+
         Raises:
             ConfigError: another live node has a role.
         """
         end = time.monotonic() + self._ttl + OWNER_SECONDS
-        for role in self._roles:
-            while not self._connection.call(self._state.acquire_lease("owner", role, self._entry, self._ttl), 30):
-                owner = self._connection.call(self._state.lease("owner", role), 30)
-                if owner is None:
-                    continue
-                if owner == self._entry:
+        for role in self._node.single:
+            while not self._connection.call(self._acquire(role, self._entry(role)), 30):
+                owner = self._connection.call(self._state.lease("owner", role), 30) or {}
+                if owner.get("moved") is True:
                     break
-                if time.monotonic() > end:
+                if owner and time.monotonic() > end:
                     where = f"node {owner.get('node')} ({owner.get('name')})"
                     msg = f"{role} runs on {where} already, and a run has only one; start this node without {role}"
                     raise ConfigError(msg)
                 time.sleep(POLL_SECONDS)
+
+    def _entry(self, role: str) -> dict[str, Any]:
+        """Return what the lease of a role says: its node, and whether an operation has moved it there."""
+        entry = {"node": self._node.number, "name": self._node.name, "where": self._node.where}
+        return {**entry, "moved": True} if role in self._node.moved else entry
+
+    async def _acquire(self, role: str, entry: dict[str, Any]) -> bool:
+        """Acquire the lease of a role, or recognize it as one of this node; return whether the node holds it."""
+        if await self._state.acquire_lease("owner", role, entry, self._ttl):
+            self._held[role] = entry
+        else:
+            owner = await self._state.lease("owner", role)
+            if owner is not None and {**owner, "moved": True} == {**entry, "moved": True}:
+                self._held[role] = owner
+        return role in self._held
+
+    def holds(self, role: str) -> bool:
+        """Whether actors of a role may start here: the node holds its lease, or it is no role that needs one."""
+        return role in self._held or role not in self._node.single
+
+    def follow(self, node: Assignment, children: Collection[str]) -> None:
+        """Claim roles that an operation has moved here, and release those that it took away; call it regularly.
+
+        Args:
+            node: the node's roles now.
+            children: names of its actors; a role is released when it has none.
+        """
+        self._node = node
+        for role in [role for role in node.single if role not in self._held]:
+            if role not in self._claims or self._claims[role].done():
+                self._claims[role] = self._connection.submit(self._acquire(role, self._entry(role)))
+        for role in [role for role in self._held if role not in node.single and f"{role}.0" not in children]:
+            # A renewal that is still pending would write the lease again.
+            if role not in self._role_renewals or self._role_renewals[role].done():
+                del self._held[role]
+                self._connection.submit(self._state.release_lease("owner", role))
 
     def renew(self, lease: dict[str, Any]) -> None:
         """Renew all leases; `lease` is the node's status, published with its number."""
@@ -89,13 +127,13 @@ class NodeLeases:
 
     def renew_roles(self) -> None:
         """Renew the leases of the roles."""
-        for role in self._roles:
+        for role in list(self._held):
             # While the broker is unreachable the previous renewal is still pending.
             if role not in self._role_renewals or self._role_renewals[role].done():
                 self._role_renewals[role] = self._connection.submit(self._renew_role(role))
 
     async def _renew_role(self, role: str) -> None:
-        if not await self._state.renew_held_lease("owner", role, self._entry, self._ttl):
+        if not await self._state.renew_held_lease("owner", role, self._held[role], self._ttl):
             log.error("role_taken_over", role=role)
             self.on_lost()
 
@@ -107,5 +145,5 @@ class NodeLeases:
                 await self._state.release_lease("node", self._node.number)
 
         self._connection.call(number(), 3)
-        for role in self._roles:
+        for role in list(self._held):
             self._connection.call(self._state.release_lease("owner", role), 3)

@@ -314,10 +314,10 @@ class ProcessTree:
         running.ask_to_stop(now, min(seconds, self._stop_by - now))
 
     def _start_waiting(self) -> None:
-        """Start the children whose `can_start` refused before, in order."""
+        """Start the children whose `can_start` refused before and does not refuse now, in order."""
         for child, launch in list(self._waiting.items()):
-            if child in self._waiting and not self._start(child, launch):
-                return
+            if child in self._waiting:
+                self._start(child, launch)
 
     def _start(self, child: str, launch: Launch | None) -> bool:
         """Start a child; return False if it must wait."""

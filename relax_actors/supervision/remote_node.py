@@ -36,6 +36,7 @@ from relax_actors.runtime.code_version import source_version
 from relax_actors.runtime.logs import maintain_root_files
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment, check_spot, parse, where
+from relax_actors.supervision.desired import needs_restart, with_operations
 from relax_actors.supervision.gpu_leases import check_gpus
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.ownership import OWNER_SECONDS, is_of, is_taken
@@ -100,6 +101,8 @@ class RemoteNode:
         self._halt = threading.Event()
         self._tree: ProcessTree | None = None
         self._has_joined = False
+        self._asked: Assignment
+        """What the node was started with, before operations."""
         self._janitor: Janitor
         self._connection = Connection(address.for_user(NODE), f"node {wanted.name}", deadline=30.0)
 
@@ -117,8 +120,8 @@ class RemoteNode:
         """
         self._janitor = Janitor()
         try:
-            while (found := self._await_run()) is not None:
-                report = self._run_node(found)
+            while (record := self._await_run()) is not None:
+                report = self._run_node(record)
                 self._has_joined = True
                 if report is not None:
                     return report
@@ -153,12 +156,12 @@ class RemoteNode:
         waited, subjects = 0, Subjects(self.wanted.run)
         while not self._halt.is_set():
             if self._connection.call(_bucket_exists(self._connection, subjects), 60):
-                found = self._connection.call(fetch_run_record(self._state()), 60)
-                if found is not None and not found.finished:
-                    return found
+                record = self._connection.call(fetch_run_record(self._state()), 60)
+                if record is not None and not record.finished:
+                    return record
                 # The run may be about to continue with more steps or other settings.
                 over = self._has_joined or waited * POLL_SECONDS > CLAIM_SECONDS
-                if found is not None and over and not self.wanted.wait_for_restart:
+                if record is not None and over and not self.wanted.wait_for_restart:
                     log.info("run_is_over", run=self.wanted.run)
                     return None
             if waited % 10 == 0:
@@ -168,10 +171,10 @@ class RemoteNode:
             self._halt.wait(POLL_SECONDS)
         return None
 
-    def _run_node(self, found: RunRecord) -> GiveUp | None:
+    def _run_node(self, record: RunRecord) -> GiveUp | None:
         """Run the node's process until the run is over or its settings change."""
-        state, config = self._state(), self._config(found)
-        node = self._join(state, config, found)
+        state, config = self._state(), self._config(record)
+        node = self._join(state, config, record)
         observer, periodic = SupervisionLog(), partial(maintain_root_files, self.folder)
         pools = {"node": _supervisor(config, node)}
         launch = partial(self._launch, config, node)
@@ -182,7 +185,7 @@ class RemoteNode:
         address, over = self.address.for_user(NODE), threading.Event()
         observer.status_publisher = publisher = RootStatusPublisher(address, config, tree.states, node.number)
         publisher.start()
-        watch = (state, found, node, tree, over)
+        watch = (state, record, node, tree, over)
         watching = threading.Thread(target=self._watch, args=watch, name="watching", daemon=True)
         watching.start()
         try:
@@ -193,46 +196,49 @@ class RemoteNode:
             watching.join(5)
             log.info("left", run=self.wanted.run, node=node.number)
 
-    def _join(self, state: RunState, config: Config, found: RunRecord) -> Assignment:
+    def _join(self, state: RunState, config: Config, record: RunRecord) -> Assignment:
         """Check code and store, claim a number, and write the node's folder."""
-        self._check_code(found)
-        self._check_store(found)
+        self._check_code(record)
+        self._check_store(record)
         wanted, number = self.wanted, self._claim(state, config)
-        path = str(wanted.import_path.resolve()) if wanted.import_path is not None else found.import_path
+        path = str(wanted.import_path.resolve()) if wanted.import_path is not None else record.import_path
         make_importable(Path(path))
-        node = parse(config, number, wanted.name, wanted.roles).scaled(found.scaled.get(wanted.name, {}))
-        node = replace(node, where=where(self.folder), gpus=wanted.gpus, spot=wanted.spot, grace=wanted.grace)
+        asked = parse(config, number, wanted.name, wanted.roles)
+        self._asked = replace(asked, where=where(self.folder), gpus=wanted.gpus, spot=wanted.spot, grace=wanted.grace)
+        node = with_operations(self._asked, config, record)
         if node.spot:
             check_spot(config, node)
         check_gpus(config, node, CLAIM_SECONDS)
         self.folder.save_config(config, path)
         self.address.save(self.folder.address)
         node.save(self.folder)
+        for role in self._asked.roles.keys() - node.roles.keys():
+            log.warning("role_was_moved", role=role, node=record.moved[role] or "none of those that joined")
         log.info("joined", run=wanted.run, node=number, name=wanted.name, roles=" ".join(wanted.roles))
         return node
 
-    def _check_code(self, found: RunRecord) -> None:
+    def _check_code(self, record: RunRecord) -> None:
         """Check that this machine has the code that the run was started with.
 
         Raises:
             ConfigError: it has not.
         """
-        if found.code != (own := source_version()):
+        if record.code != (own := source_version()):
             msg = (
                 f"this machine has other code (relax-actors {own}) than run {self.wanted.run} was started with "
-                f"({found.code or 'unknown'}); install the same version on all machines, then `relax up` and "
+                f"({record.code or 'unknown'}); install the same version on all machines, then `relax up` and "
                 "`relax node` again"
             )
             raise ConfigError(msg)
 
-    def _check_store(self, found: RunRecord) -> None:
+    def _check_store(self, record: RunRecord) -> None:
         """Check that the store is the run's, and not another folder at the same path.
 
         Raises:
             ConfigError: it is not.
         """
         end = time.monotonic() + STORE_SECONDS
-        while (mark := store_mark(self.wanted.store, make=False)) != found.mark and not self._halt.is_set():
+        while (mark := store_mark(self.wanted.store, make=False)) != record.mark and not self._halt.is_set():
             if time.monotonic() > end:
                 what = "is another run's" if mark else "has no file 'mark' of the run's"
                 msg = (
@@ -248,9 +254,9 @@ class RemoteNode:
         log, box = self.folder.log("node"), self.folder.black_box("node")
         return Launch(command, log, box, self._janitor.environment, secrets_of(config, node.roles))
 
-    def _config(self, found: RunRecord) -> Config:
+    def _config(self, record: RunRecord) -> Config:
         """Return the run's settings, with those that differ on this machine."""
-        body: dict[str, Any] = found.config | {}
+        body: dict[str, Any] = record.config | {}
         body["run"] = {**body["run"], "folder": str(self.wanted.folder.resolve())}
         body["store"] = {**body["store"], "path": str(self.wanted.store.resolve())}
         # The broker's address is taken from the folder, not from the published settings.
@@ -300,7 +306,7 @@ class RemoteNode:
         """
         while not over.wait(POLL_SECONDS):
             try:
-                found = self._connection.call(fetch_run_record(state), 10)
+                record = self._connection.call(fetch_run_record(state), 10)
                 taken = self._connection.call(is_taken(state, node), 10)
             except (RelaxError, nats.errors.Error) as error:
                 log.debug("run_not_read", error=str(error))
@@ -310,27 +316,21 @@ class RemoteNode:
                 log.warning("number_is_taken", node=node.number, name=node.name)
                 tree.stop()
                 return
-            if found is None:
+            if record is None:
                 continue
-            if _relevant(found, node) != _relevant(known, node):
+            if needs_restart(record, known, node):
                 tree.stop()
                 return
-            scaled = replace(node.scaled(found.scaled.get(node.name, {})), expelled=found.expelled.get(node.name, []))
-            if scaled != node:
-                node = scaled
+            changed = with_operations(self._asked, self._config(record), record)
+            if changed != node:
+                node = changed
                 node.save(self.folder)
-
-
-def _relevant(found: RunRecord, node: Assignment) -> RunRecord:
-    """Return what a node's process must start again for: roles of other nodes may come and go."""
-    own = {name: table for name, table in found.config.get("roles", {}).items() if name in node.roles}
-    return replace(found, config=found.config | {"roles": own}, scaled={}, expelled={}, consumers={})
 
 
 def _supervisor(config: Config, node: Assignment) -> Supervisor:
     """Supervisor of the node's process, which may take as long to stop as its slowest role."""
     settings = config.supervision
-    drain = max(section_of(config, role).deadline for role in node.roles) + settings.shutdown + END_SECONDS
+    drain = max([section_of(config, role).deadline for role in node.roles] or [0.0]) + settings.shutdown + END_SECONDS
     if node.grace is not None:
         drain = min(drain, max(node.grace - GRACE_REST, GRACE_SHARE * node.grace))
     specs = [ChildSpec("node", shutdown=drain, start_deadline=settings.start_deadline)]

@@ -1,13 +1,14 @@
-"""Operations that replace the code of a role, one actor after the other, on the node of `relax up`.
+"""Operations that replace the code of a role, one actor after the other, on whichever node it is.
 
-Both versions of the code are copies in the store. The node's assignment says which copy each actor imports; an actor is
-restarted when its entry changes. How far the operation is follows from these entries and from the leases of the actors.
+Both versions of the code are copies in the store. The assignment of the node of `relax up` says which copy each actor
+imports, on other nodes too, to which it is published; an actor is restarted when its entry changes. How far the
+operation is follows from these entries and from the leases of the actors.
 When the run starts again, all actors run the files that are then on disk, and the operation only says how it ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,13 @@ class Replacement:
     Args:
         folder: folder of the run.
         began: seconds since 1970 at which the root started.
+        publish: publishes to the nodes that joined which copies actors import.
     """
 
-    def __init__(self, folder: RunFolder, began: float) -> None:
-        self._folder, self._began = folder, began
+    def __init__(self, folder: RunFolder, began: float, publish: Callable[[Mapping[str, Code]], None]) -> None:
+        self._folder, self._began, self._publish = folder, began, publish
 
-    def plan(self, role: str, config: Config, node: NodeView, leases: Leases) -> OperationPlan:
+    def plan(self, role: str, config: Config, nodes: Mapping[int, NodeView], leases: Leases) -> OperationPlan:
         """Copy the code that is on disk, and return what the operation changes.
 
         Raises:
@@ -47,13 +49,11 @@ class Replacement:
         if role not in role_names(config):
             msg = f"the run has no role {role[:80]!r}; its roles are {', '.join(role_names(config))}"
             raise ConfigError(msg)
-        actors = [f"{role}.{n}" for n in node.actors(role)]
+        actors = [f"{role}.{n}" for _, node in sorted(nodes.items()) for n in node.actors(role)]
         if not actors:
-            msg = (
-                f"no actor of {role} is on node 0 {node.name}, that of `relax up`; for actors of another node, start "
-                "that `relax node` again with the new code"
-            )
+            msg = f"no actor of {role} is up, whose code could be replaced; `relax tree` shows the nodes"
             raise ConfigError(msg)
+        node = next(node for _, node in sorted(nodes.items()) if role in node.roles)
         path = Path(self._folder.import_path)
         files = code_files(config, role, path)
         if not files:
@@ -93,16 +93,20 @@ class Replacement:
             return None
         if operation.times.get(State.REPLACING, 0.0) < self._began:
             return _after_restart(operation, plan, report)
+        actors = [name for name in plan.actors if report.may_return(name)]  # a node may leave meanwhile
         if operation.state is State.RETURNING:
             self._set(plan, dict.fromkeys(plan.actors, Code(plan.old_code, f"{operation.id}-back")), only=operation)
             self._pin(plan, plan.old_code)
-            return (State.FAILED, "") if all(_runs(report, name, plan.old_code) for name in plan.actors) else None
+            return (State.FAILED, "") if all(_runs(report, name, plan.old_code) for name in actors) else None
         node = Assignment.load(self._folder, self._folder.load_config())
-        switched = [name for name in plan.actors if node.code.get(name) == Code(plan.code, str(operation.id))]
+        self._publish(node.code)  # it may have failed after the node's assignment was written
+        switched = [name for name in actors if node.code.get(name) == Code(plan.code, str(operation.id))]
         if not all(_runs(report, name, plan.code) and has_proved(report, [name]) for name in switched):
             return None
-        rest = [name for name in plan.actors if name not in switched]
+        rest = [name for name in actors if name not in switched]
         if not rest:
+            # Actors of a node that is away start with the new code when it comes back.
+            self._set(plan, dict.fromkeys(plan.actors, Code(plan.code, str(operation.id))))
             self._pin(plan, plan.code)
             return State.ACTIVE, ""
         own = {name: node.code.get(name, Code(plan.old_code)) for name in rest[1:]}
@@ -116,16 +120,19 @@ class Replacement:
         node = Assignment.load(self._folder, self._folder.load_config())
         others = {name: entry for name, entry in node.code.items() if name.rpartition(".")[0] != role}
         own = {name: entry for name, entry in node.code.items() if name in plan.actors}
-        if (wanted := replace(node, code={**others, **own, role: Code(version)})) != node:
-            wanted.save(self._folder)
+        self._save(node, {**others, **own, role: Code(version)})
 
     def _set(self, plan: OperationPlan, code: dict[str, Code], only: Operation | None = None) -> None:
         """Write which copy actors import; with `only`, of the actors that got their copy from this operation."""
         node = Assignment.load(self._folder, self._folder.load_config())
         if only is not None:
             code = {name: entry for name, entry in code.items() if node.code.get(name) == Code(plan.code, str(only.id))}
-        if (wanted := replace(node, code={**node.code, **code})) != node:
+        self._save(node, {**node.code, **code})
+
+    def _save(self, node: Assignment, code: dict[str, Code]) -> None:
+        if (wanted := replace(node, code=code)) != node:
             wanted.save(self._folder)
+        self._publish(code)
 
 
 def _runs(report: Report, name: str, version: str) -> bool:
@@ -134,8 +141,7 @@ def _runs(report: Report, name: str, version: str) -> bool:
 
 def _version(report: Report, name: str) -> str | None:
     """Return the version of the code that an actor runs; None unless its present process is ready and alive."""
-    node, lease = report.nodes.get(0), report.leases.get(name)
-    state = {} if node is None else node.children.get(name, {})
+    state, lease = report.child(name), report.leases.get(name)
     if lease is None or state.get("phase") != "ready" or lease.get("pid") != state.get("pid"):
         return None
     return str(lease.get("code", ""))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,13 @@ class RoleChanges:
         used = {file for name in role_names(config) for file in imported(config, name)}
         forget_modules(imported(after, request.role) - used)
 
-    def apply(self, history: History) -> dict[int, str]:
-        """Set the roles that the operations want; return why some cannot be set, by number of the operation."""
+    def apply(self, history: History, away: Collection[str] = ()) -> dict[int, str]:
+        """Set the roles that the operations want; return why some cannot be set, by number of the operation.
+
+        Args:
+            history: all operations.
+            away: roles that operations have moved to other nodes.
+        """
         last = {
             o.request.role: o for o in history.operations.values() if o.request.kind in KINDS and o.plan is not None
         }
@@ -125,7 +130,7 @@ class RoleChanges:
             # The configuration of `relax up` counts more than what had ended when the root started.
             if not self._had_ended(operation.id):
                 try:
-                    config = self._set(config, role, operation)
+                    config = self._set(config, role, operation, is_away=role in away)
                     self.waiting.pop(operation.id, None)
                 except ConfigError as error:
                     problems[operation.id] = str(error)
@@ -138,14 +143,14 @@ class RoleChanges:
                     problems[operation.id] = f"{type(error).__name__}: {error}"
         return problems
 
-    def _set(self, config: Config, role: str, operation: Operation) -> Config:
+    def _set(self, config: Config, role: str, operation: Operation, *, is_away: bool) -> Config:
         """Add or remove a role, unless that is done; return the settings with the change.
 
         Raises:
             ConfigError: the settings do not fit any more.
         """
         node, is_wanted = Assignment.load(self._folder, config), wants_role(operation, config)
-        if is_wanted == (role in config.roles) == (role in node.roles):
+        if is_wanted == (role in config.roles) == (role in node.roles or (is_away and is_wanted)):
             return config
         if is_wanted:
             after = config

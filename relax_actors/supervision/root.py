@@ -96,7 +96,7 @@ class Root:
         self._janitor: Janitor
         self._refused: Failure | None = None
         self._waiting = ""
-        self._stopping = False
+        self._stopping = self._has_opened = False
         try:
             self._settle_earlier_run(fresh=fresh)
             check_gpus(config, node, GPU_SECONDS)
@@ -221,7 +221,8 @@ class Root:
 
     def _open_run(self, connection: Connection) -> RunState:
         state = connection.call(ensure_run_streams(connection, self.config), 60)
-        connection.call(publish_run(state, self.config, self.import_path), 30)
+        connection.call(publish_run(state, self.config, self.import_path, starts=not self._has_opened), 30)
+        self._has_opened = True
         return state
 
     def _prepare_run(self, connection: Connection) -> RunState:

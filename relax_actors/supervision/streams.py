@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -54,6 +54,9 @@ class RunRecord:
         mark: identifies the run's store; see `store_mark`.
         consumers: names of the durable consumers of each role; none for a role that handles no rows.
         code: version of the code that started it, see `runtime.code_version`.
+        moved: names of the nodes to which operations have moved roles; empty for the node of `relax up`, or for none.
+        copies: copies of the user's code that actors import on nodes that joined: version, and what had them start with
+            it, by name of the actor, or by role; see `assignment.Code`.
     """
 
     config: dict[str, Any]
@@ -64,6 +67,8 @@ class RunRecord:
     consumers: dict[str, list[str]] = field(default_factory=dict)
     code: str = ""
     expelled: dict[str, list[str]] = field(default_factory=dict)
+    moved: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, list[str]] = field(default_factory=dict)
 
 
 def consumers_of(config: Config, name: str, role: Role) -> list[ConsumerConfig]:
@@ -115,8 +120,13 @@ async def ensure_run_streams(connection: Connection, config: Config) -> RunState
     return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas))
 
 
-async def publish_run(state: RunState, config: Config, import_path: str, *, finished: bool = False) -> None:
-    """Publish the run, whose classes are imported; numbers set by operations are kept."""
+async def publish_run(
+    state: RunState, config: Config, import_path: str, *, finished: bool = False, starts: bool = False
+) -> None:
+    """Publish the run, whose classes are imported; what operations have set is kept.
+
+    At the start of `relax up` all roles are where its command and those of the nodes say, with the code on disk.
+    """
     names = {
         name: [str(consumer.durable_name) for consumer in consumers_of(config, name, make_role(config, name))]
         for name in role_names(config)
@@ -127,10 +137,14 @@ async def publish_run(state: RunState, config: Config, import_path: str, *, fini
 
     def publish(known: Any) -> dict[str, Any]:
         before = _published(known)
-        scaled, expelled = ({}, {}) if before is None else (before.scaled, before.expelled)
         # Roles that were removed keep their incarnation numbers, should they be added again.
         former = {} if before is None else {name: list[str]() for name in before.consumers}
-        return asdict(RunRecord(body, import_path, finished, scaled, mark, {**former, **names}, code, expelled))
+        record = RunRecord(body, import_path, finished, mark=mark, consumers={**former, **names}, code=code)
+        if before is not None:
+            record = replace(record, scaled=before.scaled, expelled=before.expelled)
+        if before is not None and not starts:
+            record = replace(record, moved=before.moved, copies=before.copies)
+        return asdict(record)
 
     await state.update(RUN_KEY, publish)
 
@@ -180,17 +194,29 @@ async def publish_scale(
         BrokerError: the run is not published.
     """
 
-    def scale(body: Any) -> dict[str, Any]:
-        found = _published(body)
-        if found is None:
+    def scale(record: RunRecord) -> RunRecord:
+        scaled = {**record.scaled, node: {**record.scaled.get(node, {}), **numbers}}
+        leaving = record.expelled if expelled is None else {**record.expelled, node: list(expelled)}
+        return replace(record, scaled=scaled, expelled=leaving)
+
+    await change_run_record(state, scale)
+
+
+async def change_run_record(state: RunState, change: Callable[[RunRecord], RunRecord]) -> None:
+    """Read, change and write the published run as one: its end may be published at the same time.
+
+    Raises:
+        BrokerError: the run is not published.
+    """
+
+    def changed(body: Any) -> dict[str, Any]:
+        record = _published(body)
+        if record is None:
             msg = "the run is not published to nodes; start it with `relax up` first"
             raise BrokerError(msg)
-        scaled = {**found.scaled, node: {**found.scaled.get(node, {}), **numbers}}
-        leaving = found.expelled if expelled is None else {**found.expelled, node: list(expelled)}
-        return asdict(replace(found, scaled=scaled, expelled=leaving))
+        return asdict(change(record))
 
-    # Read, change and write as one: the end of the run may be published at the same time.
-    await state.update(RUN_KEY, scale)
+    await state.update(RUN_KEY, changed)
 
 
 async def fetch_run_record(state: RunState) -> RunRecord | None:
@@ -202,8 +228,20 @@ def _published(body: Any) -> RunRecord | None:
     try:
         scaled = {name: {role: int(n) for role, n in numbers.items()} for name, numbers in body["scaled"].items()}
         consumers = {role: [str(name) for name in names] for role, names in body.get("consumers", {}).items()}
-        fields = str(body["import_path"]), bool(body["finished"]), scaled, str(body.get("mark", ""))
         expelled = {node: [str(name) for name in names] for node, names in body.get("expelled", {}).items()}
-        return RunRecord(dict(body["config"]), *fields, consumers, str(body.get("code", "")), expelled)
+        moved = {str(role): str(node) for role, node in body.get("moved", {}).items()}
+        copies = {str(name): [str(version), str(since)] for name, (version, since) in body.get("copies", {}).items()}
+        return RunRecord(
+            dict(body["config"]),
+            str(body["import_path"]),
+            bool(body["finished"]),
+            scaled,
+            str(body.get("mark", "")),
+            consumers,
+            str(body.get("code", "")),
+            expelled,
+            moved,
+            copies,
+        )
     except (TypeError, KeyError, ValueError, AttributeError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ FIRST_VERSION = 0
 
 MAX_TURNS, MAX_BRANCHES = 10_000, 500
 """Turns and branches of a trace of another program."""
+RECORD = np.dtype([("token", "<i4"), ("logprob", "<f4"), ("sampled", "?")])
+"""What is compared of a token of two branches; packed, so that equal records have equal bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,26 +126,33 @@ def without_repeats(sequences: Iterable[TokenSequence]) -> tuple[TokenSequence, 
 
     Branches hold the tokens before they part several times. In the later ones these tokens are context.
     """
-    found: list[TokenSequence] = []
+    found, known = list[TokenSequence](), list[bytes]()
     for sequence in sequences:
+        own = _compared(sequence)
+        place = bisect_left(known, own)
+        # Of all strings, those beside it in sorted order share the longest beginning with it.
         mask = sequence.loss_mask.copy()
-        for earlier in found:
-            mask[: _shared(earlier, sequence)] = False
+        mask[: max((_shared(other, own) for other in known[max(0, place - 1) : place + 1]), default=0)] = False
+        known.insert(place, own)
         found.append(
             TokenSequence(sequence.token_ids, mask, sequence.logprobs, sequence.versions, player=sequence.player)
         )
     return tuple(found)
 
 
-def _shared(one: TokenSequence, other: TokenSequence) -> int:
-    """Return how many leading tokens two branches share: equal in token, log-prob and who wrote them."""
-    n = min(len(one.token_ids), len(other.token_ids))
-    same = (
-        (one.token_ids[:n] == other.token_ids[:n])
-        & (one.logprobs[:n] == other.logprobs[:n])
-        & (one.sampled[:n] == other.sampled[:n])
-    )
-    return n if same.all() else int(np.argmin(same))
+def _compared(sequence: TokenSequence) -> bytes:
+    """Return what two branches share, token by token: its id, its log-prob, and whether the policy wrote it."""
+    records = np.zeros(len(sequence.token_ids), RECORD)
+    records["token"], records["sampled"] = sequence.token_ids, sequence.sampled
+    records["logprob"] = sequence.logprobs + np.float32(0)  # -0 equals 0
+    return records.tobytes()
+
+
+def _shared(one: bytes, other: bytes) -> int:
+    """Return how many leading tokens two branches share."""
+    n = min(len(one), len(other))
+    same = np.frombuffer(one, np.uint8, n) == np.frombuffer(other, np.uint8, n)
+    return (n if same.all() else int(np.argmin(same))) // RECORD.itemsize
 
 
 def _begins(tokens: Array, first: Array) -> bool:

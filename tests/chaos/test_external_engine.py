@@ -1,4 +1,7 @@
-"""A real SGLang server that was started elsewhere joins a live run, serves verified weights, dies, and loses no row."""
+"""A real SGLang server that was started elsewhere joins a live run, leaves it, serves verified weights, and dies.
+
+All processes of the run are killed in the states of these operations, and no row is lost.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from relax_actors.operations import OperationLog, State
 from relax_actors.operations.engines import KEYS, save_key
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.faults import process, story_of, wait_for_cell
-from tests.support.operation_kills import actors_of, ended
+from tests.support.operation_kills import Met, actors_of, ended, holdings, latin, struck, wait_for_holdings
 from tests.support.running import Run, wait_until
 from tests.support.sglang_servers import Kept, skip_if_missing
 
@@ -24,10 +27,15 @@ SERVED = (
     "rollout.backend=sglang",
     "run.steps=100000",
     "staleness.max=1",
+    "supervision.intensity=50",
     "supervision.ack_wait=2",
     "supervision.start_deadline=400",
 )
 CLIENT = "rollout.9999000"
+JOINING = (State.PENDING, State.CONNECTING, State.HEALTH_CHECKING, State.WEIGHT_SYNCING)
+LEAVING = (State.PENDING, State.DRAINING, State.REMOVING)
+VICTIMS = ("node", "broker", CLIENT, "trainer.0")
+"""Processes of which two at once are killed in each state."""
 
 
 @pytest.fixture
@@ -55,7 +63,21 @@ def rows_of(run: Run, author: str) -> int:
     return sum(open_envelope(cell.data, None).author.startswith(f"{author}#") for _, cell in cells)
 
 
-def test_an_external_engine_joins_serves_dies_and_loses_no_row(
+def join_and_leave(run: Run, add: Callable[[], int]) -> None:
+    """Have a server join and leave the run, which loses all of its processes in all states."""
+    log, before, met = OperationLog(run.table), {**holdings(run), "keys": []}, Met()
+    for plan in latin(VICTIMS, (*JOINING, *LEAVING), 2):
+        joined, there = struck(run, add, {state: plan[state] for state in JOINING})
+        assert joined.state is State.ACTIVE, joined.reason
+        request = OperationRequest("remove_engine", engine=joined.id)
+        left, here = struck(run, lambda r=request: log.request(r).id, {state: plan[state] for state in LEAVING})
+        assert left.state is State.REMOVED, left.reason
+        met |= there | here
+    assert {(victim, State.PENDING) for victim in VICTIMS if victim != CLIENT} <= met
+    wait_for_holdings(run, before)
+
+
+def test_an_external_engine_joins_leaves_and_dies_under_kills_and_loses_no_row(
     make_run: Callable[..., Run], elsewhere: Callable[[Run], Kept]
 ) -> None:
     run = make_run("joined", *SERVED).start()
@@ -67,12 +89,19 @@ def test_an_external_engine_joins_serves_dies_and_loses_no_row(
     refused = log.request(OperationRequest("add_engine", url=record.url, key_file=save_key(store, "not its key")))
     operation = ended(run, refused.id)
     assert (operation.state, "refuses the key" in operation.reason) == (State.FAILED, True), operation.reason
-    joined = log.request(OperationRequest("add_engine", url=record.url, key_file=save_key(store, record.key)))
-    operation = ended(run, joined.id)
+
+    def add() -> int:
+        # A key that no engine uses is removed after a minute.
+        key = save_key(store, record.key)
+        return log.request(OperationRequest("add_engine", url=record.url, key_file=key)).id
+
+    join_and_leave(run, add)
+    joined = add()
+    operation = ended(run, joined)
     assert operation.state is State.ACTIVE, operation.reason
     wait_until(lambda: rows_of(run, CLIENT) > 0, "a row of the external engine", 300)
     kept.close()
-    gone = wait_until(lambda: [o for o in log.read().operations.values() if o.request.engine == joined.id], "removal")
+    gone = wait_until(lambda: [o for o in log.read().operations.values() if o.request.engine == joined], "removal")
     assert ended(run, gone[0].id).state is State.REMOVED
     assert actors_of(run) == ["rollout.0"]
     assert process(run, CLIENT) is None

@@ -17,8 +17,10 @@ from relax_actors.engines.sglang import launch
 from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.isolation.janitor import segments
 from tests.chaos.test_crash_equivalence import kill_at
+from tests.support.adapters import base_folder
 from tests.support.faults import command_of, story_of, wait_for_cell
-from tests.support.running import IMAGES, TINY, Run, processes_of, relax, wait_until
+from tests.support.judges import chat_judge
+from tests.support.running import IMAGES, SUPPORT, TINY, Run, processes_of, relax, wait_until
 from tests.support.sglang_servers import members, skip_if_missing
 
 skip_if_missing()
@@ -32,6 +34,9 @@ SERVED = (
     "supervision.start_deadline=400",
 )
 ON_POLICY = (*SERVED, "staleness.max=0", "run.deterministic=true", "run.steps=6")
+ADAPTER = SUPPORT / "tiny_adapter.toml"
+SAMPLED = ("rollout.group_size=4", "rollout.max_tokens=6", "reward.function=tiny_tasks.share_of_sevens")
+"""What a run that trains an adapter has besides, to sample its rows."""
 TURNS = ("placement.colocate=[['rollout', 'trainer']]",)
 LONG = 600.0
 
@@ -99,18 +104,22 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("config", "more"), [(TINY, ()), (IMAGES, ()), (TINY, TURNS)], ids=["text", "images", "colocated"]
+    ("config", "more"),
+    [(TINY, ()), (IMAGES, ()), (ADAPTER, ()), (TINY, TURNS)],
+    ids=["text", "images", "adapter", "colocated"],
 )
 def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
-    make_run: MakeRun, config: Path, more: tuple[str, ...]
+    make_run: MakeRun, tmp_path: Path, config: Path, more: tuple[str, ...]
 ) -> None:
-    alone = make_run("calm", *ON_POLICY, config=config).complete(LONG)["weights_fingerprint"]
-    run = make_run("killed", *ON_POLICY, *more, config=config).start()
+    base = (f"model.path={base_folder(tmp_path)}", *SAMPLED) if config == ADAPTER else ()
+    alone = make_run("calm", *ON_POLICY, *base, config=config).complete(LONG)["weights_fingerprint"]
+    run = make_run("killed", *ON_POLICY, *base, *more, config=config).start()
     wait_for_cell(run, "batch.0", 400)  # the server has started
     kill_at(run, "rollout.0", "weights.1")
     wait_for_cell(run, "weights.2", 200)
     kill_server(run)
-    kill_at(run, "trainer.0", "batch.4")
+    wait_for_cell(run, "batch.4", LONG)  # another server has started
+    run.kill("trainer.0")
     run.disconnect()
     code, result, said = run.finish(LONG)
     assert code == 0, said
@@ -159,3 +168,24 @@ def test_servers_follow_the_scale_and_die_with_the_root(make_run: MakeRun, tmp_p
     run.process.communicate()
     wait_until(lambda: processes_of(run.folder.root) == [], "end of all processes", 10)
     wait_until(lambda: removed(used), "removal of the server's segments", 10)
+
+
+def test_judge_with_a_server_of_its_own_is_killed_and_grades_as_one_in_its_process(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    judge = chat_judge(tmp_path / "judge")
+    settings = (*SERVED[1:], "staleness.max=0", "run.deterministic=true", "run.steps=3", "trainer.prompts_per_step=2")
+    options = f"model = '{judge}', answer = 'reason', max_tokens = 64, deadline = 300"
+    reads = 'reward.function={judge = 1.0, "tiny_tasks.share_of_sevens" = 0.5}'
+    expected = make_run("calm", *settings, reads, f"roles.judge={{ {options} }}").complete()
+    run = make_run("killed", *settings, reads, f"roles.judge={{ {options}, backend = 'sglang' }}").start()
+    wait_for_cell(run, "group.1.0.trajectory", LONG)
+    run.kill("judge.0")
+    run.disconnect()
+    code, result, said = run.finish(LONG)
+    assert code == 0, said
+    assert result["weights_fingerprint"] == expected["weights_fingerprint"]
+    assert (result["admitted"], result["trained"]) == (6, 6)
+    # A server ends with its actor.
+    assert processes_of(run.folder.root) == []
+    assert "server.judge.0.log" in [path.name for path in (run.folder.root / "logs").iterdir()]

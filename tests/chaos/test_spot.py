@@ -15,12 +15,15 @@ from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket, find_consumer
 from broker.subjects import Subjects
+from relax_actors.messages.operations import OperationRequest
+from relax_actors.operations import OperationLog, State
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.run_folder import RunFolder
 from tests.chaos.test_turns import EPISODES
-from tests.support.faults import is_over, story_of
+from tests.support.faults import box, is_over, story_of
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.nodes import Node
+from tests.support.operation_kills import ended
 from tests.support.running import ON_POLICY, Run, wait_until
 from tests.support.turn_counter import TurnCounter
 
@@ -156,5 +159,33 @@ def test_rollout_that_has_to_leave_writes_its_turns_and_another_goes_on(
     assert code == 0, said
     assert result["weights_fingerprint"] == alone["weights_fingerprint"]
     assert (result["trained"], result["dropped"], result["quarantined"]) == (4, 0, 0)
+    assert counter.twice == []
+    assert story_of(run).of("row_resumed")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_rollout_that_is_scaled_away_during_generation_makes_no_turn_twice(make_run: MakeRun) -> None:
+    settings = (*ON_POLICY, *EPISODES, "environment.options.pause=1", "run.steps=2")
+    alone = make_run("calm", *settings).complete()
+    # With a deadline of an hour the run ends only if the rows are returned.
+    run = make_run("scaled", *settings, "rollout.replicas=2", "supervision.ack_wait=3600").start()
+    wait_until(run.folder.black_box("rollout.1").exists, "the second rollout", 120)
+    counter = TurnCounter(run)
+
+    def has_turns() -> bool:
+        assert not is_over(run), "the run is too short for this test"
+        rows = set(box(run, "rollout.1").rows)
+        return any(row in rows for row, *_ in counter.turns)
+
+    wait_until(has_turns, "a turn of a row of the second rollout", 120)
+    request = OperationRequest("scale", target=1, force=True)
+    assert ended(run, OperationLog(run.table).request(request).id).state is State.REMOVED
+    run.disconnect()
+    code, result, said = run.finish()
+    counter.close()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == alone["weights_fingerprint"]
+    assert (result["trained"], result["dropped"], result["quarantined"]) == (8, 0, 0)
     assert counter.twice == []
     assert story_of(run).of("row_resumed")

@@ -10,8 +10,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from broker.subjects import RowId
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
+from relax_actors.messages import Trajectory
+from relax_actors.roles.taught_rollout import is_taught
 from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.faults import story_of
 from tests.support.running import ON_POLICY, TINY, Run
@@ -82,7 +85,7 @@ def test_killed_teachers_of_a_mixture_end_with_the_same_weights(make_run: MakeRu
         settings = ("algorithm.name=opd", teachers, "run.steps=4", "rollout.group_size=2")
         return make_run(name, *settings, *ON_POLICY, config=path)
 
-    expected = taught("calm", one, other).complete_healthy()["weights_fingerprint"]
+    expected = taught("calm", one, other).complete()["weights_fingerprint"]
     assert expected != taught("exchanged", other, one).complete()["weights_fingerprint"]
     run = taught("killed", one, other).start()
     kill_at(run, "teacher.0", "group.0.0.trajectory")
@@ -92,3 +95,34 @@ def test_killed_teachers_of_a_mixture_end_with_the_same_weights(make_run: MakeRu
     assert code == 0, said
     assert result["weights_fingerprint"] == expected
     assert (result["admitted"], result["trained"], result["in_flight"]) == (16, 16, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_killed_run_on_samples_of_teacher_and_student_ends_with_the_same_weights(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    distil = "algorithm.distil={place='loss', kind='forward_kl', top_k=3, student_share=0.5}"
+    teacher = f"roles.teacher.model={random_model(tmp_path / 'teacher', 1)}"
+    settings = ("algorithm.name=opd", teacher, distil, *ON_POLICY)
+    expected = make_run("calm", *settings).complete_healthy()["weights_fingerprint"]
+    run = make_run("killed", *settings, "trainer.checkpoint_every=100").start()
+    kill_at(run, "rollout.0", "group.0.0.prompt")
+    kill_at(run, "trainer.0", "batch.1")
+    kill_at(run, "teacher.0", "group.2.1.trajectory")
+    kill_at(run, "rollout.0", "group.3.1.trajectory")
+    kill_at(run, "rollout.0", "weights.5")
+    kill_at(run, "trainer.0", "weights.7")
+    config, written = run.folder.load_config(), dict[RowId, Trajectory]()
+    for cell_id, cell in run.table.snapshot([run.table.subjects.column("trajectory")]):
+        written[cell_id.row] = run.table.read(cell.data, Trajectory)
+    by_teacher = {row: is_taught(config, row.step, row.index) for row in written}
+    assert set(by_teacher.values()) == {True, False}
+    # No version of the run sampled the teacher's tokens.
+    assert {row: not trajectory.fingerprints for row, trajectory in written.items()} == by_teacher
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == expected
+    assert (result["admitted"], result["trained"], result["in_flight"]) == (32, 32, 0)
+    assert story_of(run).of("replay_diverged") == []

@@ -72,8 +72,9 @@ def test_answers_follow_the_run(written: WrittenRun) -> None:
         assert [actor["name"] for actor in (await get("actors"))["nodes"][0]["actors"]] == ["rollout.0"]
         assert {"role": "rollout", "wanted": 1, "present": 0} in (await get("scaling"))["pools"]
         written.train(range(3, 5))
-        await asyncio.sleep(0.6)  # what was read is fresh for half a second
-        assert (await get("run"))["step"] == 5
+        async with asyncio.timeout(20):
+            while (await get("run"))["step"] != 5:  # noqa: ASYNC110 what was read is fresh for half a second
+                await asyncio.sleep(0.05)
         assert (await get("curves?names=step/reward"))["curves"]["step/reward"]["steps"] == [0, 1, 2, 3, 4]
 
     asked(written, work)

@@ -200,6 +200,32 @@ def test_episodes_read_the_media_of_their_prompt_and_a_teacher_with_a_hint_reads
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_teacher_reads_the_media_of_the_rows_that_it_writes(make_run: MakeRun) -> None:
+    """It scores its own samples with the log-probs that it sampled them with."""
+    first = make_run("first", *ON_POLICY, "run.steps=1", config=IMAGES)
+    first.complete()
+    distil = "algorithm.distil={place='loss', kind='forward_kl', top_k=4, student_share=0.0}"
+    settings = (
+        "algorithm.name=opd",
+        distil,
+        f"roles.teacher.model={first.folder.model}",
+        "trainer.checkpoint_every=100",
+    )
+    run = make_run("taught", *ON_POLICY, *settings, "run.steps=2", config=IMAGES).start()
+    rows = [f"relax.taught.group.0.{index}" for index in range(4)]
+    cells = cells_of(run, rows, ("media", "trajectory", "teacher"))
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["trained"], result["quarantined"]) == (8, 0)
+    assert sum(len(cells[f"{row}.media"]["media"]) for row in rows) >= 3
+    for row in rows:
+        np.testing.assert_allclose(
+            cells[f"{row}.teacher"]["logprobs"], cells[f"{row}.trajectory"]["logprobs"], atol=1e-5
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_role_that_scores_reads_the_media_of_its_row(make_run: MakeRun) -> None:
     """At step 0 all of them have the weights that sampled, so they find the same log-probs if they see the same."""
     shared = ("trainer.learning_rate=1e-12", "trainer.checkpoint_every=100", *ON_POLICY)

@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.faults import hit
 from tests.support.running import ON_POLICY, SUPPORT, Run, processes_of, relax, wait_until
 
 STAGES = SUPPORT / "tiny_stages.toml"
 MakeRun = Callable[..., Run]
+PAIRS = """
+[[stages]]
+name = "dpo"
+[stages.run]
+steps = 6
+[stages.data]
+kind = "python"
+function = "tiny_tasks.pairs"
+size = 64
+[stages.algorithm]
+name = "dpo"
+[stages.trainer]
+prompts_per_step = 4
+[stages.roles.reference]
+"""
+EVERYWHERE = ("trainer.0", "trainer.0", "prompts.0", "node", "zygote", "broker")
+VICTIMS = {
+    "sft": (*EVERYWHERE, "examples.0", "examples.0"),
+    "grpo": (*EVERYWHERE, "rollout.0", "rollout.0", "reward.0", "advantages.0"),
+    "dpo": (*EVERYWHERE, "examples.0", "reference.0", "reference.0"),
+}
+"""Stages of the chain, and what is killed in each; besides, the command with all of its processes."""
+ROWS = {"sft": 8, "grpo": 4, "dpo": 4}
+"""Rows of a step of each stage."""
+FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2")
 
 
 @pytest.fixture
-def stages(make_run: MakeRun, tmp_path: Path) -> Callable[[str], tuple[Run, list[Run]]]:
-    """Return the command that trains stages, and a run for each stage to look into."""
-
-    def make(name: str) -> tuple[Run, list[Run]]:
-        whole = make_run(name, *ON_POLICY, config=STAGES)
-        parts = [make_run(f"{name}-{stage}", config=STAGES) for stage in ("sft", "grpo")]
-        return whole, parts
-
-    return make
+def chain(tmp_path: Path) -> Path:
+    """Return a file of three stages: examples, samples with a reward, and pairs."""
+    path = tmp_path / "chain.toml"
+    path.write_text(STAGES.read_text() + PAIRS)
+    shutil.copy(SUPPORT / "tiny_tasks.py", tmp_path)
+    return path
 
 
 def fingerprints(result: dict[str, Any]) -> dict[str, str]:
@@ -41,36 +65,47 @@ def kill_all(whole: Run) -> None:
     wait_until(lambda: processes_of(whole.cwd / "runs") == [], "end of all actors", 60)
 
 
+def strike(whole: Run, part: Run, step: int, victim: str) -> None:
+    """Kill a process of a stage, or with `command` everything, as soon as a step has begun."""
+    wait_until(part.folder.address.exists, f"start of {part.name}", 240)
+    subject = f"relax.{part.name}.batch.{step}"
+    wait_until(lambda: part.table.get(subject), f"step {step} of {part.name}", 240)
+    if victim != "command":
+        hit(part, victim)
+        return
+    part.disconnect()
+    kill_all(whole)
+    whole.start()
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kills", [9, 30])
 def test_killed_stages_end_with_the_weights_of_calm_ones(
-    stages: Callable[[str], tuple[Run, list[Run]]], tmp_path: Path
+    make_run: MakeRun, chain: Path, tmp_path: Path, kills: int
 ) -> None:
-    calm, _ = stages("calm")
-    expected = fingerprints(calm.complete())
-    whole, (sft, grpo) = stages("killed")
-    for part, step in ((sft, 4), (grpo, 2)):
-        whole.start()
-        wait_until(
-            lambda p=part, k=step: p.folder.address.exists() and p.table.get(f"relax.{p.name}.batch.{k}"),
-            f"step {step} of {part.name}",
-            240,
-        )
-        part.kill("trainer.0")
-        wait_until(part.folder.address.exists, f"start of {part.name}", 240)
-        for k in (step, step + 1):
-            wait_until(partial(part.table.get, f"relax.{part.name}.batch.{k}"), f"step {k} of {part.name}", 240)
-            if k == step:
-                part.kill("trainer.0")
+    source, of_stage = random.Random(kills), kills // len(VICTIMS)
+    steps = 3 * of_stage + 3  # some pass between two kills
+    settings = (*(f"stages.{name}.run.steps={steps}" for name in VICTIMS), *ON_POLICY)
+    calm = make_run("calm", *settings, config=chain).complete()
+    whole = make_run("killed", *settings, *FAST, config=chain).start()
+    for stage, victims in VICTIMS.items():
+        part = make_run(f"killed-{stage}", config=chain)
+        struck = ["command", *source.choices(victims, k=of_stage - 1)]
+        source.shuffle(struck)
+        for step, victim in enumerate(struck, 1):
+            strike(whole, part, step, victim)
         part.disconnect()
-        kill_all(whole)
-    result = whole.complete()
-    assert fingerprints(result) == expected
-    assert [stage["trained"] for stage in result["stages"].values()] == [64, 24]
+    code, result, said = whole.finish()
+    assert code == 0, said
+    assert fingerprints(result) == fingerprints(calm)
+    trained = {name: (stage["admitted"], stage["trained"]) for name, stage in result["stages"].items()}
+    assert trained == {name: (rows * steps, rows * steps) for name, rows in ROWS.items()}
     # The command is finished, and says so again.
-    again = relax("up", str(STAGES), "run.name=killed", *ON_POLICY, "--json", "--quiet", cwd=tmp_path)
+    again = relax("up", str(chain), "run.name=killed", *settings, "--json", "--quiet", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert fingerprints(json.loads(again.stdout.splitlines()[-1])) == expected
+    assert fingerprints(json.loads(again.stdout.splitlines()[-1])) == fingerprints(calm)
     # An earlier stage cannot be trained further under a later one.
-    longer = relax("up", str(STAGES), "run.name=killed", *ON_POLICY, "stages.sft.run.steps=9", cwd=tmp_path)
+    longer = relax("up", str(chain), "run.name=killed", *settings, f"stages.sft.run.steps={steps + 1}", cwd=tmp_path)
     assert longer.returncode == 2
     assert "sft has steps to train, but grpo has begun" in " ".join(longer.stderr.split())

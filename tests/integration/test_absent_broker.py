@@ -6,12 +6,13 @@ import asyncio
 import gc
 import re
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shutil import copytree
+from threading import Event
 
 import pytest
 
@@ -89,6 +90,24 @@ def test_calls_of_a_closed_connection_say_so(tmp_path: Path) -> None:
     server.stop()
     with pytest.raises(BrokerError, match=rf"^the connection to broker {re.escape(address.url)} is closed$"):
         connection.call(connection.nc.flush(), 5)
+
+
+def test_a_call_cut_off_by_closing_says_so(tmp_path: Path) -> None:
+    server = Server(tmp_path / "broker")
+    connection = Connection(server.start().for_user(OPERATOR), "test")
+    began = Event()
+
+    async def never_answered() -> None:
+        began.set()
+        await asyncio.sleep(60)
+
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(connection.call, never_answered(), 60)
+        assert began.wait(30)
+        connection.close()
+        with pytest.raises(BrokerUnreachableError, match="closed"):
+            call.result(30)
+    server.stop()
 
 
 def refusals(guarded: Guarded) -> int:

@@ -241,5 +241,10 @@ def test_changes_of_roles_are_recorded_and_conflict_with_scaling(ask: Ask, table
     assert ask("DELETE", "/v1/roles/judge").status_code == 409
     assert ask("POST", "/v1/roles/rollout/replace", {"timeout_secs": 5}).json()["request"]["kind"] == "replace_role"
     assert ask("POST", "/v1/rollouts/scale", {"target": 3}).status_code == 409
+    said = ask("POST", "/v1/rollouts/scale", {"target": 2, "delta": 1}).json()["error"]["message"]
+    assert said == "body: give either `target` or `delta`; correct the body of the request"
+    assert ask("POST", "/v1/roles/trainer/move", {}).status_code == 400
+    moved = ask("POST", "/v1/roles/trainer/move", {"node": "far"}).json()["request"]
+    assert (moved["kind"], moved["role"], moved["node"]) == ("move_role", "trainer", "far")
     (rollouts,) = ask("GET", "/v1/roles").json()["roles"]
     assert [actor["actor"] for actor in rollouts["actors"]] == ["rollout.0", "rollout.1"]

@@ -76,7 +76,7 @@ def two(tmp_path: Path) -> Iterator[Inventory]:
 
 def leases(tmp_path: Path, inventory: Inventory, children: list[str]) -> GpuLeases:
     config = load_config(TINY, [f"run.folder={tmp_path}", "run.name=other", "rollout.replicas=3"])
-    return GpuLeases(config, whole(config), inventory, lambda: children)
+    return GpuLeases("run", lambda: whole(config), inventory, lambda: children)
 
 
 def visible(held: GpuLeases, actor: str) -> str:

@@ -65,7 +65,7 @@ def test_profile_that_waits_in_vain_ends_at_its_deadline_or_makes_room_for_the_n
 ) -> None:
     trainer = make_trainer()
     run = table.subjects.run
-    with pytest.raises(ConfigError, match=r"trainer\.0 began no step in 0\.1 s"):
+    with pytest.raises(ConfigError, match=r"trainer\.0 did 0 of 1 steps in 0\.1 s"):
         Asked(connection, run, 1, 0.1).answer.result(20)
     left = Asked(connection, run, 1)
     left.wait_for_state()
@@ -79,6 +79,26 @@ def test_profile_that_waits_in_vain_ends_at_its_deadline_or_makes_room_for_the_n
     trainer.close()
 
 
+def test_actor_that_waits_between_two_steps_drops_its_profile_at_the_deadline(
+    make_trainer: MakeTrainer, table: Table, connection: Connection
+) -> None:
+    trainer = make_trainer()
+    run = table.subjects.run
+    asked = Asked(connection, run, 2, 4.0)
+    asked.wait_for_state()
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    with pytest.raises(ConfigError, match=r"trainer\.0 did [01] of 2 steps in 4 s"):
+        asked.answer.result(20)
+    again = Asked(connection, run, 1)
+    again.wait_for_state()
+    put_step(table, 1, version=1)
+    read_all(table, trainer)
+    assert len(again.answer.result(20).files) == 1
+    assert len(profiles_of(trainer.context.folder)) == 1
+    trainer.close()
+
+
 def test_requests_that_nobody_can_serve_are_answered(
     make_trainer: MakeTrainer, table: Table, connection: Connection
 ) -> None:
@@ -88,7 +108,7 @@ def test_requests_that_nobody_can_serve_are_answered(
     trainer = make_trainer()
     with pytest.raises(ConfigError, match="a profile has 1 to 20 steps, not 21"):
         Asked(connection, run, 21).answer.result(20)
-    with pytest.raises(ConfigError, match="a profile waits up to 86400 s for its first step, not nan"):
+    with pytest.raises(ConfigError, match="a profile may take up to 86400 s, not nan"):
         Asked(connection, run, 1, float("nan")).answer.result(20)
     trainer.close()
 

@@ -152,7 +152,7 @@ def test_while_a_service_is_down_one_call_at_a_time_tries_it() -> None:
         return 500, b""
 
     async def many(url: str) -> None:
-        function = load_reward("remote", options={"url": url, "seconds": 0.6, "concurrent": 5})
+        function = load_reward("remote", options={"url": url, "seconds": 2, "concurrent": 5})
         found = await asyncio.gather(*(function(["a"], PROMPT) for _ in range(5)), return_exceptions=True)
         assert all(isinstance(error, ActorError) for error in found)
         await function.aclose()  # type: ignore[attr-defined]

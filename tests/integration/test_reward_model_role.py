@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from broker.codec import encode
 from broker.subjects import RowId
 from relax_actors.data.score_folder import read_score_folder
+from relax_actors.engines.sglang import launch
 from relax_actors.engines.torch.reward_model import TorchRewardModel
 from relax_actors.errors import RowError
 from relax_actors.messages import FinishReason, Prompt, Reward, Trajectory
@@ -21,8 +24,11 @@ from relax_actors.roles import make_role
 from relax_actors.roles.reward import RewardRole
 from relax_actors.runtime import Row
 from tests.support.contexts import MakeContext
+from tests.support.faults import command_of
 from tests.support.models import ALPHABET
+from tests.support.running import processes_of
 from tests.support.score_folders import score_folder
+from tests.support.sglang_servers import skip_if_missing
 
 SERVED = "reward.function={reward_model=2.0,exact_match=0.5}"
 
@@ -170,3 +176,28 @@ def test_engine_says_which_version_it_has(make_context: MakeContext, tmp_path: P
     config = make_context("reward_model", SERVED, f"roles.reward_model.model={folder}").config
     engine = TorchRewardModel(config, folder, read_score_folder(folder, "model"))
     assert engine.version == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_server_of_sglang_gives_the_scores_of_transformers_and_is_replaced(
+    make_context: MakeContext, tmp_path: Path
+) -> None:
+    skip_if_missing()
+    folder, texts = score_folder(tmp_path / "scores"), ["12", "7777", "", "0"]
+    settings = (f"roles.reward_model.model={folder}", "roles.reward_model.backend=sglang")
+    context = make_context("reward_model", SERVED, *settings, "supervision.start_deadline=400")
+    context.folder.save_config(context.config, str(tmp_path))
+    role: Any = make_role(context.config, "reward_model")
+    role.context = context
+    role.setup()
+    try:
+        row = Row(RowId(0, 0, "group"), cells(texts), context.table.store)
+        expected = [float(logits_of(folder, f"7>{text}#")[0]) for text in texts]
+        for _ in range(2):
+            (reward,) = role.handle_many([row])
+            np.testing.assert_allclose(reward.values, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+            server = next(pid for pid in processes_of(context.folder.root) if launch.__name__ in command_of(pid))
+            os.killpg(os.getpgid(server), signal.SIGKILL)
+    finally:
+        role.close()

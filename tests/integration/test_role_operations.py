@@ -17,8 +17,10 @@ from relax_actors.config import Config
 from relax_actors.messages.operations import OperationPlan, OperationRequest
 from relax_actors.operations import OperationLog, State
 from relax_actors.runtime.user_code import code_files, keep_code
-from relax_actors.supervision.assignment import Assignment, Code
+from relax_actors.supervision.assignment import Assignment, Code, parse
+from relax_actors.supervision.desired import with_operations
 from relax_actors.supervision.operations import TRIAL_CRASHES
+from relax_actors.supervision.streams import RunRecord, fetch_run_record, publish_run
 from tests.support.executors import Executor, begun, saved_run
 from tests.support.running import SUPPORT
 
@@ -140,3 +142,106 @@ def test_former_crashes_of_an_actor_do_not_count_against_its_new_code(start: Sta
     # Actors that start later must not import the files that failed.
     root.step()
     assert assignment(run).code_of("lengths.7") == Code(entry.version)
+
+
+def test_role_that_does_not_start_on_another_node_comes_back(start: Start) -> None:
+    run = start()
+    run.node(0, "main", "trainer.0", "rollout.0")
+    run.node(1, "far", "reward.1000")
+    request = OperationRequest("move_role", "trainer", node="far", seconds=30.0)
+    root, number = run.root(), OperationLog(run.table).request(request).id
+    root.step()
+    assert (run.operation(number).state, "trainer" in assignment(run).roles) == (State.DRAINING, False)
+    assert on_far(run).roles == {"reward": 1}, "no two nodes have the role at the same time"
+    run.node(0, "main", "rollout.0")
+    root.step()
+    assert run.operation(number).state is State.CREATING
+    assert on_far(run).roles.keys() == {"reward", "trainer"}
+    run.seconds += 31
+    root.step()
+    assert (run.operation(number).state, "CREATING" in run.operation(number).reason) == (State.FAILED, True)
+    root.step()
+    assert ("trainer" in assignment(run).roles, on_far(run).roles) == (True, {"reward": 1})
+    other = run.root()  # after `relax up` has started again, its command says where the roles are
+    run.table.call(publish_run(run.state, run.folder.load_config(), str(SUPPORT), starts=True))
+    other.step()
+    assert fetched(run).moved == {}
+
+
+def test_role_that_does_not_leave_its_node_in_time_is_stopped_once(start: Start) -> None:
+    run = start()
+    run.node(0, "main", "rollout.0")
+    run.node(1, "far", "trainer.0")
+    request = OperationRequest("move_role", "trainer", node="0", seconds=30.0)
+    root, number = run.root(), OperationLog(run.table).request(request).id
+    root.step()
+    assert fetched(run).expelled.get("far", []) == []
+    run.seconds += 31
+    root.step()
+    assert (run.operation(number).state, on_far(run).expelled) == (State.DRAINING, ["trainer.0"])
+    run.node(1, "far")
+    root.step()
+    root.step()
+    assert run.operation(number).state is State.FAILED
+    assert (on_far(run).roles.keys(), on_far(run).expelled) == ({"reward", "trainer"}, [])
+
+
+def fetched(run: Executor) -> RunRecord:
+    record = run.table.call(fetch_run_record(run.state))
+    assert record is not None
+    return record
+
+
+def on_far(run: Executor) -> Assignment:
+    """What a node that joined should have."""
+    config = run.folder.load_config()
+    return with_operations(parse(config, 1, "far", ["reward"]), config, fetched(run))
+
+
+@pytest.mark.parametrize(
+    ("role", "node", "said"),
+    [
+        ("reward", "far", "reward is a pool, whose actors are on any node"),
+        ("trainer", "away", "the run has no node 'away'; its nodes are 0 main; 1 far"),
+        ("nobody", "far", "the run has no role 'nobody'"),
+    ],
+)
+def test_roles_and_nodes_that_do_not_fit_are_refused(start: Start, role: str, node: str, said: str) -> None:
+    run = start()
+    run.node(0, "main", "trainer.0", "reward.0")
+    run.node(1, "far", "reward.1000")
+    number = OperationLog(run.table).request(OperationRequest("move_role", role, node=node)).id
+    run.root().step()
+    assert (run.operation(number).state, said in run.operation(number).reason) == (State.FAILED, True)
+    assert "trainer" in assignment(run).roles
+
+
+def test_code_is_replaced_on_nodes_that_joined_and_stays_for_later_actors(start: Start) -> None:
+    run = start(SECTION)
+    run.node(0, "main", "rollout.0")
+    run.node(1, "far", "lengths.1000")
+    config = run.folder.load_config()
+    version = keep_code(config.store_path, code_files(config, "lengths", SUPPORT))
+    plan = OperationPlan(1, "far", 1, 1, ["lengths.1000"], version, version)
+    root, number = run.root(), begun(run, OperationRequest("replace_role", "lengths"), State.REPLACING, plan)
+    root.step()
+    node = with_operations(parse(config, 1, "far", ["lengths"]), config, fetched(run))
+    assert node.code_of("lengths.1000") == Code(version, str(number))
+    assert node.code_of("lengths.1001") == Code(version)
+
+
+def test_node_that_was_away_while_code_was_replaced_starts_with_the_new_code(start: Start) -> None:
+    run = start(SECTION)
+    run.node(0, "main", "rollout.0", "lengths.0")
+    config = run.folder.load_config()
+    new = keep_code(config.store_path, code_files(config, "lengths", SUPPORT))
+    plan = OperationPlan(0, "main", 2, 2, ["lengths.0", "lengths.1000"], new, "0" * 16)
+    root, number = run.root(), begun(run, OperationRequest("replace_role", "lengths"), State.REPLACING, plan)
+    root.step()
+    lease = {"pid": 5, "incarnation": 1, "since": 1.0, "rows": [], "waits_for": None, "doing_since": None}
+    run.table.call(run.state.renew_lease("lengths", 0, {**lease, "code": new, "has_worked": True}, 600))
+    root.step()
+    assert run.operation(number).state is State.ACTIVE
+    assert with_operations(parse(config, 1, "far", ["lengths"]), config, fetched(run)).code_of("lengths.1000") == Code(
+        new, str(number)
+    )

@@ -1,14 +1,17 @@
 """Exported traces pass the validators of the programs whose formats they are in: harbor, verifiers and OpenEnv.
 
-These packages need Python 3.12 and dependencies of their own: `python3.12 -m venv validators`, then `validators/bin/pip
-install harbor verifiers openenv`. RELAX_TRACE_VALIDATORS names the Python of that environment.
+These packages need Python 3.12 or later and dependencies of their own: `python3.12 -m venv validators`, then
+`validators/bin/pip install harbor verifiers openenv`. RELAX_TRACE_VALIDATORS names the Python of that environment;
+without it, this Python and those of the PATH are tried.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +23,8 @@ from relax_actors.traces.formats import trace_of
 from relax_actors.traces.model import same_trace
 from relax_actors.traces.write import write_traces
 
-PYTHON = os.environ.get("RELAX_TRACE_VALIDATORS", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON, reason="RELAX_TRACE_VALIDATORS names no Python with harbor, verifiers and openenv"),
-]
+pytestmark = pytest.mark.slow
+PACKAGES = ("harbor", "verifiers", "openenv")
 
 PROGRAMS = {
     "atif": """
@@ -82,12 +82,27 @@ def samples() -> list[Trace]:
     return traces_of(given, Trajectory.of(np.array([1, 2], np.int32), own, {3: "abc"}), rewards, **facts)
 
 
+@pytest.fixture(scope="module")
+def python() -> str:
+    """Return a Python with the packages of the three programs."""
+    named = os.environ.get("RELAX_TRACE_VALIDATORS")
+    newer = [shutil.which(f"python3.{minor}") for minor in range(12, 20)]
+    looks = f"import importlib.util as i, sys; sys.exit(not all(map(i.find_spec, {PACKAGES!r})))"
+    for path in [named] if named else filter(None, [sys.executable, *newer]):
+        if subprocess.run([path, "-c", looks], capture_output=True, check=False).returncode == 0:
+            return path
+    where = f"RELAX_TRACE_VALIDATORS = {named} lacks" if named else "neither this Python nor one of the PATH has"
+    pytest.skip(f"{where} {', '.join(PACKAGES)}, which need Python 3.12 or later; see the head of this file")
+
+
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_exported_traces_are_valid_and_come_back_from_the_program_with_the_same_bits(kind: str, tmp_path: Path) -> None:
+def test_exported_traces_are_valid_and_come_back_from_the_program_with_the_same_bits(
+    python: str, kind: str, tmp_path: Path
+) -> None:
     traces, path = samples(), tmp_path / "traces.jsonl"
     write_traces(path, kind, traces)
     program = FRAME.format(program=PROGRAMS[kind])
-    done = subprocess.run([PYTHON, "-c", program, path], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([python, "-c", program, path], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     kept, found = json.loads(done.stdout.splitlines()[-1])
     for record, trace in zip(kept, traces, strict=True):

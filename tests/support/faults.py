@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,13 @@ def command_of(pid: int) -> str:
 
 
 def process(run: Run, target: str) -> int | None:
-    """Process of an actor (`trainer.0`), the `node`, the `zygote` or the embedded `broker`; None during a restart."""
+    """Process of an actor (`trainer.0`), the `node`, the `zygote` or the embedded `broker`; None during a restart.
+
+    `far/trainer.0` and `far/node` are those of the node `far` that joined; see `tests.support.nodes`.
+    """
+    place, _, target = target.rpartition("/")
+    if place:
+        run = replace(run, at=run.cwd / f"node-{place}")
     if target not in _SUPERVISORS:
         return run.pid_of(target)
     # A child starts as a launcher, whose command line contains the command too.
@@ -238,7 +244,9 @@ def host_by_hand(run: Run, role: str, n: int = 0) -> Iterator[subprocess.Popen[b
 
 def leftovers(run: Run, port: int) -> list[str]:
     """What is left of a killed run: processes, its port, its lock."""
-    found = [f"process {pid}: {command_of(pid)}" for pid in processes_of(run.folder.root)]
+    commands = {pid: command_of(pid) for pid in processes_of(run.folder.root)}
+    # A node that joined goes on without `relax up`.
+    found = [f"process {pid}: {command}" for pid, command in commands.items() if " node --broker " not in command]
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             found.append(f"port {port}")

@@ -16,6 +16,7 @@ from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import ConfigError
 from tests.support.running import IMAGES, TINY
+from tests.support.sglang_servers import skip_if_missing
 
 Errors = Callable[..., tuple[str, ...]]
 USED = "reward.function=reward_model"
@@ -50,6 +51,19 @@ def test_folder_of_a_reward_model_is_accepted(errors: Errors, tmp_path: Path) ->
     assert errors("reward.function={reward_model=1.0,exact_match=0.1}", model) == ()
     steps = folder_of(tmp_path / "steps", "Qwen3ForTokenClassification", 2)
     assert errors(USED, f"roles.reward_model.model={steps}", "roles.reward_model.steps=tokens") == ()
+
+
+def test_server_of_sglang_holds_scores_of_answers_alone(errors: Errors, tmp_path: Path) -> None:
+    skip_if_missing()
+    served = "roles.reward_model.backend=sglang"
+    assert errors(USED, served, f"roles.reward_model.model={folder_of(tmp_path / 'scores')}") == ()
+    steps = folder_of(tmp_path / "steps", "Qwen3ForTokenClassification", 2)
+    (error,) = errors(USED, served, f"roles.reward_model.model={steps}", "roles.reward_model.steps=min")
+    assert "scores steps" in error
+    other = folder_of(tmp_path / "other", "GemmaForSequenceClassification")
+    (error,) = errors(USED, served, f"roles.reward_model.model={other}")
+    assert "GemmaForSequenceClassification" in error
+    assert 'set it to "torch"' in error
 
 
 def test_folder_without_a_head_of_scores_is_refused(errors: Errors, tmp_path: Path) -> None:

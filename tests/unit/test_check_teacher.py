@@ -15,12 +15,14 @@ from relax_actors.checks import examine
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import ConfigError
+from relax_actors.roles.taught_rollout import is_taught
 from tests.support.http_servers import served
 from tests.support.running import IMAGES, TINY
 
 Errors = Callable[..., tuple[str, ...]]
 ON = "algorithm.distil.place=advantage"
 
+WRITES = ("algorithm.name=opd", "algorithm.distil={place='loss', kind='forward_kl', student_share=0.5, top_k=3}")
 OTHER = "relax_actors.engines.torch.backend.TorchScoringBackend"
 """A scoring engine by its path, as one of another package."""
 
@@ -135,6 +137,26 @@ def test_teacher_in_a_folder_on_a_server_or_with_a_hint_is_accepted(errors: Erro
 )
 def test_impossible_teachers_are_refused(errors: Errors, settings: list[str], message: str) -> None:
     assert message in " ".join(errors(*settings))
+
+
+def test_teacher_with_weights_may_write_samples(errors: Errors, teacher: Path) -> None:
+    model = f"roles.teacher.model={teacher}"
+    assert errors(*WRITES, model) == ()
+    assert errors(*WRITES, model, "roles.teacher.hint='{answer}{prompt}'") == ()
+    assert "needs its weights" in " ".join(errors(*WRITES, "roles.teacher.hint='{answer}{prompt}'"))
+    assert "student_share = 0.5 has no effect" in " ".join(errors(ON, "algorithm.distil.student_share=0.5", model))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_seed_alone_decides_which_rows_the_teacher_writes(share: float) -> None:
+    distil = f"algorithm.distil={{place='loss', kind='forward_kl', top_k=3, student_share={share}}}"
+    config = load_config(TINY, ["algorithm.name=opd", distil])
+    taught = [is_taught(config, step, index) for step in range(100) for index in range(20)]
+    # 2,000 draws: the standard deviation of the share is below 0.011.
+    assert abs(1 - share - sum(taught) / len(taught)) < 0.05
+    other = load_config(TINY, ["algorithm.name=opd", distil, "run.seed=99"])
+    assert taught == [is_taught(config, step, index) for step in range(100) for index in range(20)]
+    assert (taught == [is_taught(other, step, index) for step in range(100) for index in range(20)]) == (share != 0.3)
 
 
 def test_a_teacher_cannot_score_more_tokens_than_can_be_sampled(tmp_path: Path) -> None:

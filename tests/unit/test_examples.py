@@ -15,6 +15,7 @@ from relax_actors.algorithms.advantages import Group
 from relax_actors.algorithms.refusals import refusals
 from relax_actors.checks import examine
 from relax_actors.config import load_config
+from relax_actors.config.load import stages_of
 from relax_actors.data.model_folder import prepare
 from relax_actors.data.prompt_maker import open_data
 from relax_actors.messages import Reward, Trajectory
@@ -24,6 +25,7 @@ from relax_actors.testing import check_advantage, check_policy_loss
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINES = (EXAMPLES / "algorithms" / "presets.txt").read_text().splitlines()
+HELD_OUT = [file for file in sorted(EXAMPLES.glob("*/*.toml")) if "held_out = true" in file.read_text()]
 PRESETS_OF_THE_TASK = {line.split()[0]: line.split()[1:] for line in LINES if not line.startswith("#")}
 
 
@@ -40,20 +42,10 @@ def test_task_can_be_trained_under_the_preset(name: str) -> None:
     assert list(refusals(load_config(EXAMPLES / "algorithms" / "sort_digits.toml", settings))) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "stages"),
-    [
-        *(
-            (name, [""])
-            for name in ("agents/calculator", "agents/pick", "agents/review", "demo/demo", "ppo/ppo", "sft/sft")
-        ),
-        ("lora/lora", ["base", "adapter"]),
-        ("sequence/sequence", ["sft", "dpo", "grpo"]),
-    ],
-)
-def test_training_never_sees_the_held_out_rows(name: str, stages: list[str]) -> None:
-    for stage in stages:
-        config = load_config(EXAMPLES / f"{name}.toml", [f"run.stage={stage}"] if stage else [])
+@pytest.mark.parametrize("file", HELD_OUT, ids=lambda file: file.stem)
+def test_training_never_sees_the_held_out_rows(file: Path) -> None:
+    for stage in stages_of(file) or [""]:
+        config = load_config(file, [f"run.stage={stage}"] if stage else [])
         assert config.eval is not None
         trained, held_out = (open_data(section, config.media) for section in (config.data, config.eval.data))
         prompts = {trained[i].prompt for i in range(len(trained))}

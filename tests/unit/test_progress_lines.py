@@ -100,6 +100,9 @@ HALF = {"node.0": {"children": {"a.0": {"phase": "ready"}, "b.0": {"phase": "sta
 IMPORTING = {"node.0": {"children": {"b.0": {"phase": "backing_off"}}, "zygote": {"phase": "importing"}}}
 NODE = {"node.0": {"children": {"trainer.0": {"phase": "ready"}, "rollout.0": {"phase": "ready"}}}}
 
+AWAY = {"node.0": {"children": {"rollout.0": {"phase": "ready"}}}}
+MISSING = "no node has the trainer; move it to one with `relax roles move`, or start `relax node --role trainer`"
+
 
 @pytest.mark.parametrize(
     ("nodes", "trainer", "text"),
@@ -110,6 +113,7 @@ NODE = {"node.0": {"children": {"trainer.0": {"phase": "ready"}, "rollout.0": {"
         (NODE, None, "the trainer starts"),
         (NODE, {"waits_for": "rows of step 0"}, "the trainer is waiting for rows of step 0"),
         (NODE, {"rows": []}, "the trainer is working"),
+        (AWAY, None, MISSING),
         ({"node.0": {"children": 3}, "node.1": {"children": {"a.0": "x"}}}, None, "the actors start"),
     ],
 )

@@ -69,6 +69,7 @@ def test_role_that_another_role_reads_is_not_removed() -> None:
         (OperationRequest("add_role", "judge"), "table as a JSON object"),
         (OperationRequest("add_role", "judge", settings="[]"), "table as a JSON object"),
         (OperationRequest("replace_role", ""), "no name of a role"),
+        (OperationRequest("move_role", "trainer"), "name the node to which trainer moves"),
     ],
 )
 def test_request_without_sense_is_refused(request_: OperationRequest, said: str) -> None:

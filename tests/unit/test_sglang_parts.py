@@ -25,7 +25,7 @@ from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import ModelFacts, MoeFacts
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
-from relax_actors.engines.protocols.server import ServerRecord
+from relax_actors.engines.protocols.server import ServerRecord, answers, free_port, generates
 from relax_actors.engines.sglang.backend import SEGMENTS, SglangBackend
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
@@ -39,7 +39,6 @@ from relax_actors.errors import ActorError, ConfigError, EngineError, RelaxError
 from relax_actors.isolation.janitor import SHARED_MEMORY, Janitor, segments
 from relax_actors.isolation.proc import process
 from relax_actors.messages import FinishReason
-from relax_actors.supervision.inference_server import answers, free_port, generates
 from relax_actors.weights import files as weights
 from tests.support.http_servers import serving
 from tests.support.sglang_servers import MOE

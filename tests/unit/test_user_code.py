@@ -141,3 +141,16 @@ def test_role_runs_from_a_copy_although_another_role_lies_in_its_package(packed:
     environment = {**os.environ, CODE_VARIABLE: str(copy)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == [str(copy / "own_package" / "judge.py"), "True"], done.stderr
+
+
+def test_copy_of_a_package_finds_modules_that_were_added_later(packed: Config, tmp_path: Path) -> None:
+    copy = kept_code(tmp_path / "store", keep_code(tmp_path / "store", code_files(packed, "lengths", tmp_path)))
+    (tmp_path / "own_package" / "lengths.py").write_text("Lengths = 'edited'\n")
+    (tmp_path / "own_package" / "later.py").write_text("from own_package.lengths import Lengths\n")
+    program = (
+        f"from pathlib import Path; from relax_actors.config import make_importable; "
+        f"make_importable(Path({str(tmp_path)!r})); import own_package.later as later; print(later.Lengths.__name__)"
+    )
+    environment = {**os.environ, CODE_VARIABLE: str(copy)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+    assert done.stdout.strip() == b"Lengths", "the later module has been imported, and the others are those of the copy"

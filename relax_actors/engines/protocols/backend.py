@@ -75,9 +75,12 @@ class InferenceBackend(Backend, Protocol):
 
     Attributes:
         has_entropies: whether the engine gives `Generation.entropies`; a run with record.entropy is refused otherwise.
+        repeats_samples: whether the samples of a row follow from weights, prompt and seed with run.deterministic, so
+            that `relax replay RUN --rollout` can draw them again.
     """
 
     has_entropies: bool = False
+    repeats_samples: bool = False
 
     def build(self, context: Context) -> InferenceEngine:
         """Build the engine of one actor, in the actor's process.
@@ -87,7 +90,7 @@ class InferenceBackend(Backend, Protocol):
         """
 
     def build_frozen(self, context: Context, model: Path, device: str) -> InferenceEngine:  # noqa: ARG002 of a protocol
-        """Build an engine of a frozen model in the actor's process, for a judge; its weights are version 0.
+        """Build an engine of a frozen model for a judge or a teacher; its weights are version 0.
 
         Args:
             context: context of the actor.
@@ -99,6 +102,19 @@ class InferenceBackend(Backend, Protocol):
         """
         msg = f"{type(self).__name__} generates with the policy alone, and not with the frozen model {model}"
         raise ConfigError(msg)
+
+    def check_frozen(self, config: Config, model: Path, setting: str) -> Iterator[str]:  # noqa: ARG002 of a protocol
+        """Check that the backend can generate with a frozen model; see `Backend.check`.
+
+        Args:
+            config: configuration of the run.
+            model: folder of the frozen model.
+            setting: configuration key that names the backend, with its value, for errors.
+        """
+        yield from ()
+        if type(self).build_frozen is InferenceBackend.build_frozen:
+            msg = f'{setting} generates with the policy alone; set it to "transformers" or "sglang"'
+            raise ConfigError(msg)
 
     def server(self, config: Config) -> ServerSpec | None:  # noqa: ARG002 of a protocol
         """Return how to run an inference server for each rollout actor; None if the engine needs none.

@@ -9,7 +9,11 @@ dies, its janitor kills the server. If the server dies, the keeper ends, and the
 from __future__ import annotations
 
 import json
+import socket
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -83,3 +87,28 @@ class ServerRecord:
             return cls(**json.loads(path.read_text()))
         except (FileNotFoundError, ValueError):
             return None
+
+
+def generates(record: ServerRecord, spec: ServerSpec, seconds: float) -> bool:
+    """Whether the server of a record generates. The second request needs the key, which another server at this port
+    would refuse; the first may be answered without it.
+    """
+    return answers(record, spec.generates, seconds) and answers(record, spec.health, seconds)
+
+
+def answers(record: ServerRecord, path: str, seconds: float) -> bool:
+    """Whether the server answers a path with status 200; proxies of the environment are bypassed."""
+    request = urllib.request.Request(  # noqa: S310 always http
+        record.url + path, headers={"Authorization": f"Bearer {record.key}"}
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with suppress(OSError), direct.open(request, timeout=seconds) as answer:
+        return bool(answer.status == 200)  # noqa: PLR2004
+    return False
+
+
+def free_port() -> int:
+    """Return a free port of the loopback interface."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

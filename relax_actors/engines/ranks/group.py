@@ -103,8 +103,12 @@ class TrainerGroup(RankGroup):
         try:
             self._check_profile("begin_profile")
         except RankError:
-            self._call("cancel_profile")
+            self.cancel_profile()
             raise
+
+    def cancel_profile(self) -> None:
+        """End the recording on all ranks without writing it; see `SupportsProfile`."""
+        self._call("cancel_profile")
 
     def end_profile(self, path: Path) -> list[Path]:
         """Write a trace of each rank; see `SupportsProfile`.

@@ -37,6 +37,7 @@ class SglangBackend(InferenceBackend):
     """Generates with one SGLang server per actor; implements `InferenceBackend`."""
 
     has_adapters = True
+    repeats_samples = True
 
     def build(self, context: Context) -> InferenceEngine:
         """Wait for the actor's server and connect to it."""
@@ -91,6 +92,27 @@ class SglangBackend(InferenceBackend):
         engine.wait_for_server()
         return engine
 
+    def build_frozen(self, context: Context, model: Path, device: str) -> InferenceEngine:
+        """Start a server of the model as a child of the actor; see `InferenceBackend`."""
+        from relax_actors.engines.sglang.frozen_server import FrozenEngine  # noqa: PLC0415 imports torch
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
+
+        configure_torch(context.config.run)
+        return FrozenEngine(context, self.own_server(), model, device)
+
+    def check_frozen(self, config: Config, model: Path, setting: str) -> Iterator[str]:
+        """Refuse models that a server cannot hold, and those that take media."""
+        if served_family(model) is not None:
+            msg = f'{setting} serves frozen models of text alone, and {model} takes media; use "transformers"'
+            raise ConfigError(msg)
+        presence.require()
+        fields = text_fields(json.loads((model / "config.json").read_text()))
+        own = config.rollout.sglang.model_copy(update={"tensor_parallel": 1})  # as `launch` starts it
+        alone = config.model_copy(update={"rollout": config.rollout.model_copy(update={"sglang": own})})
+        _check_model(alone, fields, measure(model).model_type, reads_text_only=True)
+        _check_class(fields, model)
+        yield f"a server of {model}, about {SERVER_BYTES >> 20} MiB besides the model"
+
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse settings that SGLang does not support and models whose weights it cannot load."""
         rollout, urls, facts = config.rollout, config.rollout.sglang.urls, measure(model)
@@ -130,19 +152,17 @@ class SglangBackend(InferenceBackend):
             yield f"rollouts use {len(urls)} external servers{needed}"
             return
         presence.require()
-        name = next(iter(fields.get("architectures") or ()), "") or causal_model_class(model)
-        if name and reads_text_only and not presence.serves(name):
-            msg = (
-                f'rollout.backend = "sglang" with a model of type {facts.model_type}: the installed SGLang has no '
-                f'model class {name}; use "transformers"'
-            )
-            raise ConfigError(msg)
+        if reads_text_only:
+            _check_class(fields, model)
         yield f"{rollout.replicas} inference servers, about {SERVER_BYTES >> 20} MiB each besides the model"
 
     def server(self, config: Config) -> ServerSpec | None:
         """Return how to start a server for each actor, unless external servers are configured."""
-        if config.rollout.sglang.urls:
-            return None
+        return None if config.rollout.sglang.urls else self.own_server()
+
+    @staticmethod
+    def own_server() -> ServerSpec:
+        """Return how to start a server."""
         return ServerSpec(
             command=(sys.executable, "-m", launch.__name__),
             health="/model_info",
@@ -207,6 +227,17 @@ def _check_model(config: Config, fields: Mapping[str, Any], model_type: str, *, 
         msg = (
             f"rollout.sglang.tensor_parallel = {parallel} does not divide the model's num_attention_heads = "
             f"{heads}; lower it"
+        )
+        raise ConfigError(msg)
+
+
+def _check_class(fields: Mapping[str, Any], model: Path) -> None:
+    """Refuse a model whose class the installed SGLang lacks."""
+    name = next(iter(fields.get("architectures") or ()), "") or causal_model_class(model)
+    if name and not presence.serves(name):
+        msg = (
+            f'rollout.backend = "sglang" with a model of type {measure(model).model_type}: the installed SGLang has no '
+            f'model class {name}; use "transformers"'
         )
         raise ConfigError(msg)
 

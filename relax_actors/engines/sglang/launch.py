@@ -11,9 +11,16 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # SGLang's child processes import this module
+    from relax_actors.config import Config
 
 KEY_VARIABLE = "RELAX_SGLANG_KEY"
 """Environment variable with the API key."""
+FROZEN_VARIABLE = "RELAX_SGLANG_FROZEN"
+"""Environment variable of a server of another model than the policy: JSON with its folder `model`, the `device`, and
+whether it is a reward model, `scores`."""
 GRAMMARS_VARIABLE = "RELAX_SGLANG_GRAMMARS"
 """Environment variable with the model folder of a server that applies grammars."""
 
@@ -28,6 +35,10 @@ def main() -> None:
     from relax_actors.runtime.run_folder import RunFolder  # noqa: PLC0415
 
     config = RunFolder(Path(sys.argv[1])).load_config()
+    frozen = json.loads(os.environ.pop(FROZEN_VARIABLE, "{}"))
+    if frozen:
+        config = _without_policy(config, frozen["device"])
+    folder = Path(frozen["model"]) if frozen else config.model_path
     device = own_device(config.rollout.device)
     if device == "auto":
         import torch  # noqa: PLC0415
@@ -42,12 +53,13 @@ def main() -> None:
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     # The context of a server has a margin, which no request uses.
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
-    model = config.model_path
+    model = folder
     if (family := served_family(model)) is not None:
         model = prepare_media(model, family.spec, deterministic=config.run.deterministic)
-    facts = measure(config.model_path)
-    if config.gateway is not None:
-        os.environ[GRAMMARS_VARIABLE] = str(config.model_path)
+    facts = measure(folder)
+    scores = bool(frozen.get("scores"))
+    if (frozen or config.gateway is not None) and not scores:
+        os.environ[GRAMMARS_VARIABLE] = str(folder)
     arguments = server_arguments(config, model, facts, int(sys.argv[3]), key=key, cuda=cuda)
     from sglang.launch_server import run_server  # noqa: PLC0415
     from sglang.srt.plugins import load_plugins  # noqa: PLC0415
@@ -56,7 +68,16 @@ def main() -> None:
     load_plugins()
     if family is not None:
         replace_processors()
-    run_server(prepare_server_args([*arguments, *_class_arguments(model)]))
+    more = ["--is-embedding"] if scores else _class_arguments(model)
+    run_server(prepare_server_args([*arguments, *more]))
+
+
+def _without_policy(config: Config, device: str) -> Config:
+    """Return the settings of the server of a frozen model, without those of the policy's adapter, experts and GPUs."""
+    sglang = config.rollout.sglang.model_copy(update={"tensor_parallel": 1, "arguments": []})
+    rollout = config.rollout.model_copy(update={"device": device, "sglang": sglang})
+    trainer = config.trainer.model_copy(update={"router_replay": False})
+    return config.model_copy(update={"rollout": rollout, "trainer": trainer, "lora": None})
 
 
 def _class_arguments(model: Path) -> list[str]:

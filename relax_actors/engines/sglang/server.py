@@ -104,6 +104,14 @@ class Server:
         }
         self._update("/update_weights_from_distributed", body)
 
+    def classify(self, sequences: Sequence[Sequence[int]], seconds: float) -> list[list[float]]:
+        """Return the scores of token sequences by a server of a reward model, which has so many seconds."""
+        answer = self._send("POST", "/classify", {"input_ids": sequences}, seconds)
+        if answer.status_code != OK:
+            msg = f"the server at {self.record.url} refuses /classify ({answer.status_code}): {answer.text[:1000]}"
+            raise EngineError(msg)
+        return [one["embedding"] for one in answer.json()]
+
     def adapters(self) -> set[str]:
         """Return the names of the loaded adapters."""
         models = self._ask("GET", "/v1/models").get("data", [])

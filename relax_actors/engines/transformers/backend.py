@@ -18,6 +18,7 @@ class TransformersBackend(InferenceBackend):
 
     has_adapters = True
     has_entropies = True
+    repeats_samples = True
 
     def build(self, context: Context) -> InferenceEngine:
         """Load the model."""
@@ -55,3 +56,8 @@ class TransformersBackend(InferenceBackend):
         """Refuse models that transformers cannot build."""
         check_architecture(config, model)
         yield from ()
+
+    def check_frozen(self, config: Config, model: Path, setting: str) -> Iterator[str]:
+        """Refuse models that transformers cannot build."""
+        del setting
+        yield from self.check(config, model)

@@ -45,7 +45,7 @@ class LockstepBatch:
     """Samples of several requests; ended samples leave once they are half of the batch.
 
     `prompts` and `prompt_mask` are `[requests, longest] int64`, padded on the left. `mask` `[batch, tokens]` and
-    `positions` `[batch]` are those of the next forward pass.
+    `positions` `[batch]` are those of the next forward pass. `alive` `[batch]` has the numbers of the samples.
 
     Args:
         requests: all with the same number of samples.
@@ -71,8 +71,10 @@ class LockstepBatch:
         self._pad = pad
         self.prompt_mask, self.prompts = padded([r.tokens for r in requests], pad, device)
         counts = [r.samples for r in requests]
-        # The cache repeats all prompts by the same number.
-        self.repeats = _equal_count(counts)
+        self.repeats = counts[0]
+        if len(set(counts)) != 1:  # the cache repeats all prompts by the same number
+            msg = f"requests with {sorted(set(counts))} samples cannot share a batch; pass requests of equal group size"
+            raise ValueError(msg)
         self.repeats_tensor = repeats = torch.tensor(counts, device=device)
 
         def per_sample(values: list[Any], dtype: torch.dtype) -> Tensor:
@@ -80,8 +82,9 @@ class LockstepBatch:
 
         self._temperature = per_sample([r.temperature for r in requests], torch.float32)[:, None]
         self._top_p = per_sample([r.top_p for r in requests], torch.float32)[:, None]
-        greedy = [r.is_greedy(sample) for r in requests for sample in range(r.samples)]
-        self._greedy = torch.tensor(greedy, device=device)
+        self._greedy = torch.tensor(
+            [r.is_greedy(sample) for r in requests for sample in range(r.samples)], device=device
+        )
         self._min_tokens = per_sample([r.min_tokens for r in requests], torch.long)
         self._has_min_tokens = any(r.min_tokens for r in requests)
         self._max_tokens = per_sample([r.max_tokens for r in requests], torch.long)
@@ -91,9 +94,8 @@ class LockstepBatch:
         self.positions = self.mask.sum(-1) - 1
         most = max(1, *(len(r.stop_ids) for r in requests))
         # `[samples, most]`, -1 where a request has fewer stop tokens.
-        self._stops = per_sample(
-            [[*sorted(r.stop_ids), *[-1] * (most - len(r.stop_ids))] for r in requests], torch.long
-        )
+        stops = [[*sorted(r.stop_ids), *[-1] * (most - len(r.stop_ids))] for r in requests]
+        self._stops = per_sample(stops, torch.long)
         total = sum(counts)
         # Stop strings of each sample, and the state of its tokens so far.
         self._stop_strings = [r.stop_strings for r in requests for _ in range(r.samples)]
@@ -104,7 +106,7 @@ class LockstepBatch:
         self._starts = np.cumsum([0, *counts])
         # Requests that have running samples, and the number of running samples, at the last call of `ended`.
         self._unfinished, self._running_before = set(range(len(requests))), total
-        self._alive = torch.arange(total, device=device)
+        self.alive = torch.arange(total, device=device)
         self._running = torch.ones(total, dtype=torch.bool, device=device)
         self._tokens = torch.zeros((total, width), dtype=torch.int32, device=device)
         self._logprobs = torch.zeros((total, width), dtype=torch.float32, device=device)
@@ -124,7 +126,7 @@ class LockstepBatch:
         Returns:
             Token ids, `[batch]`.
         """
-        alive, running = self._alive, self._running
+        alive, running = self.alive, self._running
         rows_at_once = max(1, (CPU_CHUNK if logits.is_cpu else GPU_CHUNK) // logits.shape[1])
         starts = range(0, len(alive), rows_at_once)
         drawn = [self._draw(logits[i : i + rows_at_once], alive[i : i + rows_at_once]) for i in starts]
@@ -162,7 +164,7 @@ class LockstepBatch:
                 tokens, logprobs = (a[sample, end - 1 : end].cpu().numpy() for a in (self._tokens, self._logprobs))
                 watch.on_tokens(end - 1, tokens.copy(), logprobs.copy())
             if watch.is_cancelled:
-                self._running &= self._alive != sample
+                self._running &= self.alive != sample
 
     def _draw(self, logits: Tensor, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draw a token of some samples.
@@ -187,12 +189,12 @@ class LockstepBatch:
 
     def _end_stop_strings(self, tokens: Tensor) -> Tensor:
         """Return which samples in the batch `[batch] bool` end because a stop string ends in their newest token."""
-        alive = self._alive.tolist()
-        found = [False] * len(alive)
+        alive = self.alive.tolist()
+        ended = [False] * len(alive)
         for i, (number, token) in enumerate(zip(alive, tokens.tolist(), strict=True)):
             if (strings := self._stop_strings[number]) is not None:
-                self._states[number], found[i] = strings.advance(self._states[number], token)
-        return torch.tensor(found, device=tokens.device) & (self._min_tokens[self._alive] < self._lengths[self._alive])
+                self._states[number], ended[i] = strings.advance(self._states[number], token)
+        return torch.tensor(ended, device=tokens.device) & (self._min_tokens[self.alive] < self._lengths[self.alive])
 
     def _allowed(self, logprobs: Tensor, samples: Tensor) -> Tensor:
         """Mask the stop tokens of samples below their minimum length."""
@@ -211,11 +213,6 @@ class LockstepBatch:
         return self.prompts.shape[1] + self._tokens.shape[1]
 
     @property
-    def alive(self) -> Tensor:
-        """Numbers of the samples in the batch, `[batch]`."""
-        return self._alive
-
-    @property
     def finished(self) -> bool:
         """Whether no sample is running."""
         return not bool(self._running.any())
@@ -229,19 +226,19 @@ class LockstepBatch:
         if count == len(self._running) or (count * 2 > len(self._running) and not all_ended):
             return None
         keep = self._running.nonzero()[:, 0]
-        self._alive, self._running = self._alive[keep], self._running[keep]
+        self.alive, self._running = self.alive[keep], self._running[keep]
         self.mask, self.positions = self.mask[keep], self.positions[keep]
         return keep
 
     @property
     def owners(self) -> NDArray[Any]:
         """Request of each sample in the batch, `[batch] int64`."""
-        found: NDArray[Any] = np.searchsorted(self._starts, self._alive.cpu().numpy(), "right") - 1
-        return found
+        owners: NDArray[Any] = np.searchsorted(self._starts, self.alive.cpu().numpy(), "right") - 1
+        return owners
 
     def all_tokens(self) -> Tensor:
         """Return the prompts and completions of the samples in the batch, and lay `mask` out in the same way."""
-        alive, generated = self._alive.cpu().numpy(), self._tokens.cpu().numpy()
+        alive, generated = self.alive.cpu().numpy(), self._tokens.cpu().numpy()
         lengths = self._lengths.cpu().numpy()
         sequences = [
             np.concatenate([self.requests[owner].tokens, generated[sample, : lengths[sample]]])
@@ -255,7 +252,7 @@ class LockstepBatch:
         """Place in the batch, and prompt and completion `[len]`, of request `i` of one sample, which has just ended."""
         sample = int(self._starts[i])
         own = self._tokens[sample, : int(self._lengths[sample])].cpu().numpy()
-        place = int((self._alive == sample).nonzero()[0, 0])
+        place = int((self.alive == sample).nonzero()[0, 0])
         return place, np.concatenate([self.requests[i].tokens, own])
 
     def absorb(self, other: LockstepBatch) -> int:
@@ -272,7 +269,7 @@ class LockstepBatch:
             setattr(self, name, _stacked(getattr(self, name), getattr(other, name), fill))
         self.mask = _stacked(self.mask, other.mask, 0, left=True)
         self.positions = torch.cat([self.positions, other.positions])
-        self._alive = torch.cat([self._alive, other._alive + total])
+        self.alive = torch.cat([self.alive, other.alive + total])
         self._running = torch.cat([self._running, other._running])
         self._unfinished |= {i + len(self.requests) for i in other._unfinished}
         self._starts = np.concatenate([self._starts, other._starts[1:] + total])
@@ -292,10 +289,10 @@ class LockstepBatch:
         kept = sorted(self._unfinished)
         counts = [self.requests[i].samples for i in kept]
         samples = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in kept])
-        index = torch.from_numpy(samples).to(self._alive.device)
+        index = torch.from_numpy(samples).to(self.alive.device)
         for name in _PER_SAMPLE:
             setattr(self, name, getattr(self, name)[index])
-        self._alive = torch.searchsorted(index, self._alive)
+        self.alive = torch.searchsorted(index, self.alive)
         self._stop_strings = [self._stop_strings[i] for i in samples]
         self._states = [self._states[i] for i in samples]
         self._grammars.keep(samples.tolist())
@@ -307,7 +304,7 @@ class LockstepBatch:
         before, self._running_before = self._running_before, int(self._running.sum())
         if self._running_before == before:
             return []
-        running = self._alive[self._running].cpu().numpy()
+        running = self.alive[self._running].cpu().numpy()
         unfinished = set((np.searchsorted(self._starts, running, "right") - 1).tolist())
         ended, self._unfinished = sorted(self._unfinished - unfinished), unfinished
         return ended
@@ -349,10 +346,3 @@ def _stacked(first: Tensor, second: Tensor, fill: int, *, left: bool = False) ->
         first = torch.nn.functional.pad(first, pad, value=fill) if missing < 0 else first
         second = torch.nn.functional.pad(second, pad, value=fill) if missing > 0 else second
     return torch.cat([first, second])
-
-
-def _equal_count(counts: list[int]) -> int:
-    if len(set(counts)) != 1:
-        msg = f"requests with {sorted(set(counts))} samples cannot share a batch; pass requests of equal group size"
-        raise ValueError(msg)
-    return counts[0]

@@ -11,9 +11,11 @@ from nats.js.errors import NoStreamResponseError
 
 from broker.codec import decode, encode
 from broker.connection import Connection
+from broker.leases import RunState
 from broker.subjects import Subjects
 from relax_actors.errors import ConfigError
 from relax_actors.messages.profile import ProfileAnswer, ProfileCall
+from relax_actors.monitoring.leases import activity
 from relax_actors.runtime.profiles import request_kind
 from relax_actors.runtime.run_folder import RunFolder
 
@@ -43,6 +45,7 @@ async def take_profile(
     actor: str,
     call: ProfileCall,
     on_state: Callable[[str], object] = lambda _: None,
+    state: RunState | None = None,
 ) -> ProfileAnswer:
     """Have a live actor profile its next steps, and wait until the traces are written.
 
@@ -50,11 +53,12 @@ async def take_profile(
         connection: of the operator of the run.
         run: name of the run.
         actor: the actor, as `parse_actor` reads it.
-        call: how many steps, and how long to wait for the first.
+        call: how many steps, and how long they may take.
         on_state: called with "waiting" and "running" when the profile gets there.
+        state: leases of the run, so that an error says what the actor waits for.
 
     Raises:
-        ConfigError: no such actor answers, it refuses or begins no step in time, or it has died meanwhile.
+        ConfigError: no such actor answers, it refuses or does not make the steps in time, or it has died meanwhile.
     """
     role, n = parse_actor(actor)
     subject = Subjects(run).service(request_kind(role), n)
@@ -67,7 +71,11 @@ async def take_profile(
     subscription = await connection.nc.subscribe_direct(inbox, take)
     try:
         await connection.nc.publish(subject, encode(call, AUTHOR), reply=inbox)
-        return await _last_answer(answers, f"{role}.{n}", run, on_state)
+        answer = await _last_answer(answers, f"{role}.{n}", run, on_state)
+        if answer.state == "refused":
+            lease = None if state is None else await state.lease(role, n)
+            raise ConfigError(answer.detail if lease is None else f"{answer.detail}; it is {activity(lease)}")
+        return answer
     finally:
         await subscription.unsubscribe()
 
@@ -86,9 +94,7 @@ async def _last_answer(
         if answer is None:
             msg = f"run {run} has no live {name}; `relax tree {run}` lists its actors, wait if this one is restarted"
             raise ConfigError(msg) from NoStreamResponseError()
-        if answer.state == "refused":
-            raise ConfigError(answer.detail)
-        if answer.state == "written":
+        if answer.state in ("refused", "written"):
             return answer
         if answer.state != state:
             state = answer.state

@@ -94,6 +94,14 @@ class ReplaceBody(Strict):
     idempotency_key: str = Field(default="", max_length=200)
 
 
+class MoveBody(Strict):
+    """Body of `POST /v1/roles/{role}/move`: a role that owns state stops on its node and starts on another."""
+
+    node: str = Field(min_length=1, max_length=200, description="Number or name of the node; `relax up` has number 0.")
+    timeout_secs: float = Field(default=0.0, ge=0, le=WEEK)
+    idempotency_key: str = Field(default="", max_length=200)
+
+
 class CancelBody(Strict):
     """Body of `POST /v1/operations/{id}/cancel`."""
 

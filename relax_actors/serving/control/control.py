@@ -14,6 +14,7 @@ from relax_actors.operations.engines import discard_key, save_key
 from relax_actors.operations.plan import NodeView, check_role, nodes_of, plan_scale, wanted_by
 from relax_actors.serving.control.bodies import (
     EngineBody,
+    MoveBody,
     RemoveBody,
     RemoveRoleBody,
     ReplaceBody,
@@ -148,12 +149,12 @@ class Control:
         )
 
     async def change_role(
-        self, kind: str, role: str, body: RoleBody | RemoveRoleBody | ReplaceBody, settings: str = ""
+        self, kind: str, role: str, body: RoleBody | RemoveRoleBody | ReplaceBody | MoveBody, settings: str = ""
     ) -> Operation:
-        """Request that a role is added, removed, or gets the code that is on disk.
+        """Request that a role is added, removed or moved, or gets the code that is on disk.
 
         Args:
-            kind: "add_role", "remove_role" or "replace_role".
+            kind: "add_role", "remove_role", "replace_role" or "move_role".
             role: name of the role.
             body: of the request.
             settings: table of the role as JSON, to add it.
@@ -165,6 +166,7 @@ class Control:
         request = OperationRequest(
             kind,
             role,
+            node=body.node if isinstance(body, MoveBody) else "",
             force=isinstance(body, RemoveRoleBody) and body.force,
             seconds=body.timeout_secs,
             key=body.idempotency_key,

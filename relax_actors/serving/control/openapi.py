@@ -22,6 +22,7 @@ BODIES: dict[str, type[bodies.Strict]] = {
     "/v1/roles": bodies.RoleBody,
     "/v1/roles/{role}": bodies.RemoveRoleBody,
     "/v1/roles/{role}/replace": bodies.ReplaceBody,
+    "/v1/roles/{role}/move": bodies.MoveBody,
     "/rollout/scale_out": bodies.ScaleOutBody,
     "/rollout/scale_out_cancel": bodies.CancelOutBody,
     "/rollout/scale_in": bodies.ScaleInBody,

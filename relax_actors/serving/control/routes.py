@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
 from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel
@@ -16,6 +15,7 @@ from relax_actors.serving.ask import validated
 from relax_actors.serving.control.bodies import (
     CancelBody,
     EngineBody,
+    MoveBody,
     RemoveBody,
     RemoveRoleBody,
     ReplaceBody,
@@ -52,6 +52,7 @@ class ControlRoutes:
             ("POST", "/v1/roles", self.add_role),
             ("DELETE", "/v1/roles/{role}", self.remove_role),
             ("POST", "/v1/roles/{role}/replace", self.replace_role),
+            ("POST", "/v1/roles/{role}/move", self.move_role),
         ]
 
     async def roles(self, request: Request, _: str) -> Response:
@@ -74,11 +75,17 @@ class ControlRoutes:
         body = await body_of(request, ReplaceBody)
         return accepted(await self._control.change_role("replace_role", role_in(request), body))
 
+    async def move_role(self, request: Request, _: str) -> Response:
+        """Move a role that owns state, such as the trainer, to another node; back if it does not start there."""
+        body = await body_of(request, MoveBody)
+        return accepted(await self._control.change_role("move_role", role_in(request), body))
+
     async def scale(self, request: Request, _: str) -> Response:
         """Change the number of actors of a role: 202 with the operation, or 200 with the plan of a dry run."""
         result = await self._control.scale(await body_of(request, ScaleBody))
         if isinstance(result, OperationPlan):
-            return JSONResponse({"dry_run": True, **asdict(result)})
+            shown = ("node", "node_name", "before", "after", "actors")
+            return JSONResponse({"dry_run": True, **{name: getattr(result, name) for name in shown}})
         return accepted(result)
 
     async def rollouts(self, request: Request, _: str) -> Response:

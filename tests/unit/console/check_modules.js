@@ -63,6 +63,8 @@ assert.deepEqual(by("-a", [3, null, 1, 20]), [20, 3, 1, null]);
 assert.deepEqual(by("a", ["r.10", "r.2", ""]), ["r.2", "r.10", ""]);
 assert.deepEqual(by("", [3, 1]), [3, 1]);
 const timeline = await import("./page/views/timeline.js");
+assert.deepEqual(timeline.ticks(0, 79.4, 8), [0, 10, 20, 30, 40, 50, 60, 70]);
+assert.deepEqual(timeline.ticks(1.03, 1.31, 3), [1.1, 1.2, 1.3]);
 const lane = (actor) => ({ actor, number: 0, spans: [] });
 const wide = Array.from({ length: 5 }, () => lane("rollout.0"));
 const order = timeline.prepare({ lanes: [lane("prompts.0"), ...wide, lane("trainer.0")] }).map((each) => each.actor);

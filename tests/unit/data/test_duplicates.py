@@ -46,18 +46,28 @@ def test_comparison_ends_in_time_and_says_how_many_rows_it_has_seen(tmp_path: Pa
     assert (found.held_out, found.trained, found.pairs) == (1, 1, [])
 
 
-def test_the_same_question_about_other_media_is_another_row() -> None:
-    def asked(*contents: bytes) -> list[Task]:
-        return [Task("<image> which digit is this", media=(Medium("image", data=content),)) for content in contents]
+def test_the_same_question_about_other_media_is_another_row(tmp_path: Path) -> None:
+    def asked(*media: Medium) -> list[Task]:
+        return [Task("<image> which digit is this", metadata={"id": i}, media=(one,)) for i, one in enumerate(media)]
 
-    found = compare(asked(b"1", b"2"), asked(b"2", b"3"))
-    assert [(pair.held_out, pair.trained) for pair in found.pairs] == [("row 1", "row 2")]
+    (tmp_path / "copy.png").write_bytes(b"2")
+    one, two, three = (Medium("image", data=content) for content in (b"1", b"2", b"3"))
+    copy = Medium("image", path="copy.png", folder=tmp_path)
+    pairs = compare(asked(one, two), asked(copy, three)).pairs
+    assert [(pair.held_out, pair.trained) for pair in pairs] == [("row 1", "row 2")]
 
 
-def test_the_same_prompt_of_another_episode_is_another_row() -> None:
-    trained, held_out = ([Task("play", metadata={"board": board})] for board in "ab")
-    assert compare(trained, held_out).pairs
-    assert compare(trained, held_out, metadata=True).pairs == []
+def test_rows_with_other_metadata_are_near_and_the_note_says_what_an_environment_reads(tmp_path: Path) -> None:
+    trained, held_out = jsonl_of(tmp_path, {"prompt": STORY, "id": 1}), tmp_path / "test.jsonl"
+    held_out.write_bytes(trained.read_bytes().replace(b"1", b"2"))
+    settings = ["data.kind=jsonl", f"data.path={trained}", "eval.data.kind=jsonl", f"eval.data.path={held_out}"]
+    played = ["environment.name=tiny_pick.Pick", "reward.function=environment"]
+    for more, words in ((settings, False), ([*settings, *played], True)):
+        config = load_config(SUPPORT / "tiny.toml", [*more, "eval.rows=1"])
+        assert config.eval is not None
+        (note,) = note_duplicates(config, config.eval.data, "eval.data")
+        assert "1 of 1 rows" in note
+        assert ("the environment reads" in note) == words
 
 
 def test_note_names_the_nearest_rows(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from relax_actors.data.source import SourceSettings
+from relax_actors.data.sources import open_source
 from relax_actors.data.trace_maker import TraceMaker, prompt_of_traces
 from relax_actors.data.traces import open_traces
 from relax_actors.errors import ConfigError, RowError
@@ -34,6 +36,22 @@ def test_traces_of_a_row_that_changed_since_its_admission_are_refused(tmp_path: 
     changed = TraceMaker(written(tmp_path, own(reward=2.0)), tokenizer, tokenizer.size)
     with pytest.raises(RowError, match="have changed since the row was admitted"):
         changed.make(before)
+
+
+def test_row_of_a_part_of_the_data_is_read_by_the_numbers_of_its_traces(tmp_path: Path) -> None:
+    tokenizer = digits(tmp_path / "model")
+    rows = [own(row=name, reward=reward) for name, reward in (("a", 1.0), ("b", 2.0), ("b", 3.0), ("c", 4.0))]
+    whole = written(tmp_path, *rows)
+    part = open_source("traces", path=tmp_path / "a.jsonl", rows="1:", options={"take": "best"})
+    before = prompt_of_traces(part[0], tokenizer, seed=0, min_version=0)
+    made = TraceMaker(whole, tokenizer, tokenizer.size).make(before)
+    assert made.metrics["recorded_reward"] == [3.0]
+    # A row that was admitted before marks had numbers.
+    mark = {"item": 1, "xxh3": before.metadata["trace"]["xxh3"]}
+    earlier = TraceMaker(
+        open_traces(SourceSettings(path=tmp_path / "a.jsonl", options={"take": "best"})), tokenizer, 99
+    )
+    assert np.array_equal(earlier.make(replace(before, metadata={"trace": mark})).token_ids, made.token_ids)
 
 
 def test_traces_with_media_or_rewards_of_tokens_are_not_trained(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import { Table } from "./table.js";
 
 const SHADES = 7;
 const SIGNED = ["advantage"];
+const LABELS = { logprob: "log-prob" };
 /** Numbers of which a high one is the remarkable one, as a low log-prob is. */
 const REVERSED = ["entropy"];
 
@@ -40,7 +41,7 @@ export function spelled(strip, i) {
 }
 
 function facts(strip, i, first) {
-  const numbers = Object.entries(strip.numbers).filter(([, values]) => values[i] !== null).map(([name, values]) => `${name} ${figure(values[i])}`);
+  const numbers = Object.entries(strip.numbers).filter(([, values]) => values[i] !== null).map(([name, values]) => `${LABELS[name] || name} ${figure(values[i])}`);
   const version = strip.versions[i] < 0 ? "not sampled" : `version ${strip.versions[i]}`;
   return [`token ${first + i}, id ${strip.ids[i]}`, version, strip.mask[i] ? "trained" : "not trained", ...numbers].join(", ");
 }
@@ -60,7 +61,7 @@ export function Strip({ strip, first, number, parameters }) {
     { name: "text", label: "Text", show: (row) => html`<code>${row.text}</code>` },
     { name: "trained", label: "Trained", show: (row) => (row.trained ? "yes" : "") },
     { name: "version", label: "Version", number: true, show: (row) => (row.version < 0 ? "" : row.version) },
-    ...Object.keys(strip.numbers).map((name) => ({ name, label: name, number: true, show: (row) => (row[name] === null ? "" : figure(row[name])) })),
+    ...Object.keys(strip.numbers).map((name) => ({ name, label: LABELS[name] || name, number: true, show: (row) => (row[name] === null ? "" : figure(row[name])) })),
   ];
   const rows = () => strip.ids.map((id, i) => ({
     index: first + i, id, text: spelled(strip, i), trained: strip.mask[i], version: strip.versions[i],
@@ -68,8 +69,8 @@ export function Strip({ strip, first, number, parameters }) {
   }));
   return html`<section class="panel stack" aria-label=${`tokens of sequence ${number}`}>
     <div class="row spread"><h3>Tokens${strip.player ? ` of ${strip.player}` : ""}</h3>
-      <label>Colour by <select value=${by} onChange=${(e) => change({ colour: e.target.value === "logprob" ? "" : e.target.value }, true)}>${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label></div>
-    <p class="dim">${by === "mask" ? "Marked tokens are trained." : by === "version" ? `Versions ${versions.join(", ") || "none"}; tokens without a colour were not sampled.` : `From ${figure(limits[0])} to ${figure(limits[1])}; tokens without a colour have no ${by}.`} Underlined tokens are trained.</p>
+      <label>Colour by <select value=${by} onChange=${(e) => change({ colour: e.target.value === "logprob" ? "" : e.target.value }, true)}>${names.map((name) => html`<option key=${name} value=${name}>${LABELS[name] || name}</option>`)}</select></label></div>
+    <p class="dim">${by === "mask" ? "Marked tokens are trained." : by === "version" ? `Versions ${versions.join(", ") || "none"}; tokens without a colour were not sampled.` : `From ${figure(limits[0])} to ${figure(limits[1])}; tokens without a colour have no ${LABELS[by] || by}.`}${by === "entropy" ? " High entropies have the colours of low log-probs." : ""} Underlined tokens are trained.</p>
     <pre class="strip" tabindex="0" onClick=${(e) => e.target.dataset.i !== undefined && setAbout(facts(strip, Number(e.target.dataset.i), first))}>${strip.ids.map((_, i) => html`<span key=${i} data-i=${i} class=${`${classOf(strip, by, limits, versions, i)}${strip.mask[i] ? " own" : ""}`} title=${facts(strip, i, first)}>${spelled(strip, i)}</span>`)}</pre>
     <p role="status">${about || html`<span class="dim">Click a token for its numbers.</span>`}</p>
     <details><summary>Tokens as a table</summary><${Table} title="Tokens" columns=${columns} rows=${rows()} id=${(row) => row.index} /></details>

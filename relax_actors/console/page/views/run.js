@@ -122,7 +122,7 @@ function Curves({ run, runs, parameters, pulse, theme }) {
 function fields(body) {
   const known = ["time", "kind", "role", "n", "traceback"];
   return Object.entries(body).filter(([name]) => !known.includes(name))
-    .map(([name, value]) => `${words(name)} ${typeof value === "object" ? JSON.stringify(value) : figure(value)}`).join(", ").slice(0, 300);
+    .map(([name, value]) => `${words(name)} ${typeof value === "object" ? JSON.stringify(value) : Number.isInteger(value) ? value : figure(value)}`).join(", ").slice(0, 300);
 }
 
 const said = (event) => event.text || fields(event.body);

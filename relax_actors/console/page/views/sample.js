@@ -19,7 +19,7 @@ export function said(message) {
 }
 
 function Chat({ messages }) {
-  return html`${messages.map((message, i) => html`<div key=${i} class=${`said ${message.role === "assistant" ? "assistant" : ""}`}><span class="dim">${String(message.role ?? "")}</span><pre tabindex="0">${said(message)}</pre></div>`)}`;
+  return html`${messages.map((message, i) => html`<div key=${i} class=${`said ${message.role === "assistant" ? "assistant" : ""}`}>${message.role && html`<span class="dim">${String(message.role)}</span>`}<pre tabindex="0">${said(message)}</pre></div>`)}`;
 }
 
 const PARTS = [
@@ -36,7 +36,7 @@ function Facts({ sample }) {
     ["reward", sample.reward === null ? "not scored" : figure(sample.reward)],
     ...Object.entries(sample.components).map(([name, value]) => [`reward of ${name}`, figure(value)]),
     ["advantage", sample.advantage === null ? "none" : figure(sample.advantage)],
-    ["tokens", `${figure(sample.tokens)}, ${figure(sample.trained)} with a true mask`],
+    ["tokens", `${figure(sample.tokens)}, ${figure(sample.trained)} in the loss`],
     ["ended by", sample.finish_reason],
     ...Object.entries(sample.metrics).map(([name, value]) => [name.replaceAll("_", " "), figure(value)]),
   ];
@@ -88,10 +88,10 @@ function Row({ run, data, parameters }) {
   const chosen = row.samples[data.sample];
   const fate = data.trained === null ? "its step has no batch yet" : data.trained ? `trained by step ${step}` : `not trained by step ${step}`;
   return html`<div class="stack">
-    <p>${kind === "eval" ? `held-out row of version ${step}` : html`<a href=${link("rows", { step })}>step ${step}</a>, ${fate}`}${row.why.length ? `; kept by ${row.why.join(", ")}` : "; from the table"}. ${kind === "group" && html`<a href=${link("anatomy", { step })}>Where its time went</a>`}</p>
+    <p>${kind === "eval" ? `held-out row of version ${step}` : html`<a href=${link("rows", { step })}>step ${step}</a>, ${fate}`}${row.why.length ? `; kept by ${row.why.map((rule) => `record.${rule}`).join(", ")}` : "; from the table"}. ${kind === "group" && html`<a href=${link("anatomy", { step })}>Where its time went</a>`}</p>
     ${row.end.column && html`<section class="panel"><h3>${row.end.column}</h3><pre tabindex="0">${Object.entries(row.end).filter(([name]) => name !== "column").map(([name, value]) => `${name}: ${value}`).join("\n")}</pre></section>`}
     ${row.problem && html`<p class="panel warn">${row.problem}</p>`}
-    <section class="panel"><h3>Prompt</h3><${Chat} messages=${row.messages.length ? row.messages : [{ role: "prompt", content: row.prompt }]} />
+    <section class="panel"><h3>Prompt</h3><${Chat} messages=${row.messages.length ? row.messages : [{ role: "", content: row.prompt }]} />
       ${row.answer && html`<p>Expected answer: <code>${row.answer}</code></p>`}
       ${row.media.map((medium) => html`<${Medium} key=${medium.digest} run=${run} row=${row.row} medium=${medium} />`)}</section>
     ${row.samples.length > 0 && html`<div class="row" role="group" aria-label="samples">${row.samples.map((sample, i) => html`<button key=${i} aria-pressed=${i === data.sample} onClick=${() => change({ sample: i || "", first: "" })}>Sample ${i}${sample.reward === null ? "" : `: ${figure(sample.reward)}`}</button>`)}</div>`}

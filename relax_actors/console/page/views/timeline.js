@@ -28,6 +28,15 @@ export function lowerBound(values, wanted) {
   return low;
 }
 
+/** Return at most `most` + 1 round times between two times, in seconds. */
+export function ticks(from, to, most) {
+  const rough = (to - from) / most;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((digit) => digit * power).find((each) => each >= rough);
+  const first = Math.ceil(from / step);
+  return Array.from({ length: Math.max(0, Math.floor(to / step) - first + 1) }, (_, n) => Number(((first + n) * step).toPrecision(12)));
+}
+
 /**
  * Lanes whose spans can be searched: `begins` and `ends` are ascending, since spans of a lane do not overlap.
  * Actors that need many lanes come last, so that they do not push the others out of sight.
@@ -102,17 +111,13 @@ function draw(canvas, lanes, data, view, scrolled) {
   }
   context.fillStyle = paint.ground;
   context.fillRect(0, 0, width, AXIS);
-  const ticks = Math.max(1, Math.min(5, Math.floor(room / 90)));
-  for (let n = 0; n <= ticks; n += 1) {
-    const x = LABEL + (room * n) / ticks;
-    const at = view.from + ((view.to - view.from) * n) / ticks;
+  for (const at of ticks(view.from, view.to, Math.max(1, Math.min(8, Math.floor(room / 90))))) {
+    const x = LABEL + ((at - view.from) / (view.to - view.from)) * room;
     context.fillStyle = paint.line;
-    context.fillRect(Math.min(x, width - 1), 0, 1, height);
+    context.fillRect(x, 0, 1, height);
     context.fillStyle = paint.dim;
-    context.textAlign = n === ticks ? "right" : "left";
-    context.fillText(`${figure(Number(at.toFixed(view.to - view.from < 1 ? 4 : 2)))} s`, n === ticks ? x - 4 : x + 4, AXIS / 2);
+    if (x + 60 < width) context.fillText(`${figure(at)} s`, x + 4, AXIS / 2);
   }
-  context.textAlign = "left";
   context.fillStyle = paint.bars[6];
   for (const instant of data.instants) {
     const x = LABEL + ((instant.time - data.begin - view.from) / (view.to - view.from)) * room;

@@ -47,10 +47,10 @@ class MicroBatchMedia:
             shape: rows and length of the micro-batch, with padding.
             device: device of the tensors.
         """
-        found = np.zeros((3, shape[0] * shape[1]), np.float32)
+        positions = np.zeros((3, shape[0] * shape[1]), np.float32)
         for sample, path in zip(samples, paths, strict=True):
             own = np.arange(sample.inputs) if sample.media is None else sample.media.positions_of(sample.inputs)
-            found[:, path] = own
+            positions[:, path] = own
         sequences = [(sample.token_ids, sample.media) for sample in samples]
         placement = Placement.of(family, sequences, paths, device)
-        return cls(torch.from_numpy(found.reshape(3, *shape)).to(device), placement)
+        return cls(torch.from_numpy(positions.reshape(3, *shape)).to(device), placement)

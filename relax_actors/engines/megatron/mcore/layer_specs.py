@@ -47,7 +47,8 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]
         whole: Tensor = gather_from_tensor_model_parallel_region(output[0])
         if self.config.sequence_parallel:  # megatron-core gathers the keys again, and then sums their gradients
             return scatter_to_sequence_parallel_region(whole), output[1]
-        latent, keys = whole.split([self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim], -1)
+        sizes = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
+        latent, keys = whole.split(sizes, -1)  # type: ignore[no-untyped-call]
         return torch.cat([latent, copy_to_tensor_model_parallel_region(keys)], -1), output[1]
 
 

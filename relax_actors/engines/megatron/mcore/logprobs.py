@@ -128,10 +128,10 @@ class OutputHeads:
         own = range(self._shards.first, self._shards.first + width)
         self._barred = BarredIds(family, process_groups.device(), own)
 
-    def outputs(self, model: Any, found: Tensor, batch: MicroBatchTensors) -> Outputs:
+    def outputs(self, model: Any, output: Tensor, batch: MicroBatchTensors) -> Outputs:
         """Select what a model of the last stage, which may be wrapped, returned: `[rows, length / context, n]`."""
         model = bare(model)
-        selected = found.flatten(0, 1).index_select(0, scored_tokens(batch)[1])
+        selected = output.flatten(0, 1).index_select(0, scored_tokens(batch)[1])
         if self._is_critic:
             return Outputs(selected, None, self._shards)
         tied = model.share_embeddings_and_output_weights

@@ -195,5 +195,5 @@ def _experts(samples: Sequence[TrainSample], paths: Sequence[NDArray[Any]], batc
     if not recorded:
         return None
     packed = pack_experts([e for _, e in recorded], [path for path, _ in recorded], batch.rows * batch.length)
-    found = packed.swapaxes(0, 1)
-    return np.ascontiguousarray(found).reshape(batch.rows, batch.length, *found.shape[1:])
+    by_token = packed.swapaxes(0, 1)
+    return np.ascontiguousarray(by_token).reshape(batch.rows, batch.length, *by_token.shape[1:])

@@ -97,7 +97,7 @@ class ModelChunks:
         self._family = family_of(config.model_path)
         self.bare = [self._build(architecture, layout, stage) for stage in range(layout.virtual)]
         towers = [model.towers for model in self.bare if getattr(model, "towers", None) is not None]
-        kept = [found for model in towers for found in float32_buffers(model)]
+        kept = [buffer for model in towers for buffer in float32_buffers(model)]
         half = self.config.bf16 or self.config.fp16
         self.wrapped = [Float16Module(self.config, model) if half else model for model in self.bare]
         for module, name, buffer in kept:  # frequencies of the towers, which half precision would round

@@ -49,7 +49,7 @@ class PackedRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
             return super().forward(length, **settings)
         if length.media is not None and self._axes is not None:
             return self._angles(length.media.positions, self._axes)
-        packing = length.packing
+        packing: Any = length.packing  # there is one; see `get_rotary_seq_len`
         angles = self.get_emb(packing.longest)[packing.positions[0]]
         return angles[:, 0] if self._is_latent else angles
 

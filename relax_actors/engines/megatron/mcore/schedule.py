@@ -166,9 +166,9 @@ class Schedule:
         score = score or self.scores()
 
         def loss(
-            number: int, tensors: MicroBatchTensors, model: Any, found: Tensor
+            number: int, tensors: MicroBatchTensors, model: Any, output: Tensor
         ) -> tuple[Tensor, Tensor, dict[str, float]]:
-            outputs = self._heads.outputs(model, found, tensors)
+            outputs = self._heads.outputs(model, output, tensors)
             scored = score(outputs, tensors, [samples[index] for index in batches[number].indices])
             value, metrics = loss_function(number, tensors, scored)
             measured.append(metrics)
@@ -180,16 +180,8 @@ class Schedule:
             progress()
             tensors = MicroBatchTensors.of(batches[number], samples, self._device, self._family)
             if replay is not None:
-                chunk = next(i for i, candidate in enumerate(models) if candidate is model)
-                replay.set(chunk, None if tensors.experts is None else context_parallel_slice(tensors.experts))
-            has_layout = tensors.packing is not None or tensors.media is not None
-            output = model(
-                input_ids=context_parallel_slice(tensors.tokens),
-                position_ids=None,
-                attention_mask=None,
-                packed_seq_params=BatchParams(tensors.packing, tensors.media, ahead) if has_layout else None,
-            )
-            return output, partial(loss, number, tensors, model)
+                _set_experts(replay, models, model, tensors)
+            return _outputs(model, tensors, ahead), partial(loss, number, tensors, model)
 
         numbers = [iter(range(len(batches))) for _ in models]
         with _encoded_ahead(models, batches, samples, trains=not forward_only) as ahead:
@@ -218,9 +210,9 @@ class Schedule:
         """Log-probs `[sequences, width]` by micro-batch number, on the last pipeline stage; arguments as of `run`."""
         scored: dict[int, Tensor] = {}
 
-        def keep(number: int, _: MicroBatchTensors, found: ScoredTokens) -> tuple[Tensor, dict[str, float]]:
-            scored[number] = found.logprobs
-            return found.logprobs.sum(), {}
+        def keep(number: int, _: MicroBatchTensors, scores: ScoredTokens) -> tuple[Tensor, dict[str, float]]:
+            scored[number] = scores.logprobs
+            return scores.logprobs.sum(), {}
 
         self.run(models, batches, samples, keep, progress, score=score, forward_only=True, replay=replay)
         return scored
@@ -242,11 +234,29 @@ class Schedule:
             for number, values in scored.items()
             for index, row in zip(batches[number].indices, values.cpu().numpy(), strict=False)
         ]
-        found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
+        logprobs: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
         for part in all_gather_messages(own if process_groups.reports_metrics() else []):
             for index, values in part:
-                found[index][samples[index].loss_mask] = values
-        return found
+                logprobs[index][samples[index].loss_mask] = values
+        return logprobs
+
+
+def _set_experts(replay: Replay, models: Sequence[Any], model: Any, tensors: MicroBatchTensors) -> None:
+    """Have a model chunk route the tokens of a micro-batch to the recorded experts, if it has any."""
+    chunk = next(i for i, candidate in enumerate(models) if candidate is model)
+    replay.set(chunk, None if tensors.experts is None else context_parallel_slice(tensors.experts))
+
+
+def _outputs(model: Any, tensors: MicroBatchTensors, ahead: Ahead | None) -> Tensor:
+    """Run the forward pass of a model chunk on a micro-batch."""
+    has_layout = tensors.packing is not None or tensors.media is not None
+    output: Tensor = model(
+        input_ids=context_parallel_slice(tensors.tokens),
+        position_ids=None,
+        attention_mask=None,
+        packed_seq_params=BatchParams(tensors.packing, tensors.media, ahead) if has_layout else None,
+    )
+    return output
 
 
 @contextmanager

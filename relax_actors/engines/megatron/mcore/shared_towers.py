@@ -45,7 +45,8 @@ class SharedTowers:
         self._is_first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
         shares = layout.shares_towers and layout.ranks > layout.data
         self._group = process_groups.model_group(layout) if shares else None
-        self._ranks, self._rank = (1, 0) if self._group is None else (self._group.size(), self._group.rank())
+        self._ranks: int = 1 if self._group is None else self._group.size()
+        self._rank: int = 0 if self._group is None else self._group.rank()
         if not self._is_first:
             module.requires_grad_(False)
         self._gradients: dict[Tensor, Tensor] = {}
@@ -96,22 +97,23 @@ class SharedTowers:
 
     def _total(self, leaf: Tensor) -> Tensor:
         """Sum gradients over the ranks: those of the first stage have them, the same on its tensor-parallel ranks."""
-        found = leaf.grad
-        if found is None or not self._is_first or parallel_state.get_tensor_model_parallel_rank():
-            found = torch.zeros_like(leaf)
-        distributed.all_reduce(found, group=self._group)
-        return found
+        gradient = leaf.grad
+        if gradient is None or not self._is_first or parallel_state.get_tensor_model_parallel_rank():
+            gradient = torch.zeros_like(leaf)
+        distributed.all_reduce(gradient, group=self._group)
+        return gradient
 
     def _backward(self, shares: TowerShares, own: Tensor, gradient: Tensor) -> None:
         """Traverse the towers backward, with the gradient of what all ranks encoded."""
         begin = self._rank * shares.longest
         part = gradient[begin : begin + shares.longest].to(own.dtype)
         if not self._recomputes:
-            own.backward(part)
+            own.backward(part)  # type: ignore[no-untyped-call]
         else:
             for work, rows in shares.works(self._rank):
                 encoded = encode_works(self._module, self._family, [work])
-                torch.cat([encoded.embeddings, *encoded.deepstack]).backward(part[rows.to(part.device)])
+                again = torch.cat([encoded.embeddings, *encoded.deepstack])
+                again.backward(part[rows.to(part.device)])  # type: ignore[no-untyped-call]
         if not self._is_first:
             for parameter in self._parameters:
                 if parameter.grad is not None:
@@ -201,8 +203,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (found,) = gradients
+        (gradient,) = gradients
         if parallel_state.get_context_parallel_world_size() > 1:
-            found = found.contiguous()
-            distributed.all_reduce(found, group=parallel_state.get_context_parallel_group())
-        return found[context.rows], None
+            gradient = gradient.contiguous()
+            distributed.all_reduce(gradient, group=parallel_state.get_context_parallel_group())
+        return gradient[context.rows], None

@@ -21,6 +21,8 @@ LOW_SHARE = 0.3
 
 def on_policy(seen: Observations) -> dict[int, dict[str, float]]:
     """Return the steps whose rows were sampled by the weights that they train, if each is one update."""
+    if _is_taught(seen):
+        return {}
     updates = int(seen.setting("trainer.minibatches", 1)) * int(seen.setting("trainer.epochs", 1))
     return {
         step: figures
@@ -75,7 +77,14 @@ def weights_not_refreshed(seen: Observations) -> Iterator[Finding]:
         )
 
 
+def _is_taught(seen: Observations) -> bool:
+    """Whether a teacher writes samples, whose log-probs are its own."""
+    return bool(seen.setting("algorithm.distil.student_share", 1.0) < 1)
+
+
 def _most_frequent(seen: Observations) -> dict[int, dict[str, float]]:
+    if _is_taught(seen):
+        return {}
     counts = Counter(figures["staleness"] for figures in seen.steps.values() if "staleness" in figures)
     if not counts:
         return {}
