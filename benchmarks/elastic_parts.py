@@ -175,9 +175,10 @@ class SpotNode:
         if is_noticed:
             self._process.terminate()
             noticed = time.time()
-            self._process.wait(3 * GRACE)
-            self.leaves.append(round(time.time() - noticed, 2))
-        for pid in [] if is_noticed else tree(self._process.pid):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(3 * GRACE)
+                self.leaves.append(round(time.time() - noticed, 2))
+        for pid in tree(self._process.pid) if self._process.poll() is None else []:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
@@ -229,6 +230,7 @@ def vanishing(run: LiveRun, nodes: int, seconds: float, quiet: float, seed: int)
     part.stay("after", quiet)
     firsts = sorted(second for node in spot for second in node.first_rows)
     part.first_row = {"first_row": firsts[len(firsts) // 2]} if firsts else {}
+    returned = [event["rows"] for event in run.seen.events if event["kind"] == "rows_returned"]
     part.facts = {
         "rows_of_spot_engines": sum(node.rows for node in spot),
         "vanished": vanished + nodes,
@@ -236,7 +238,7 @@ def vanishing(run: LiveRun, nodes: int, seconds: float, quiet: float, seed: int)
         "rows_in_hand": sum(held),
         "noticed": sum(len(node.leaves) for node in spot),
         "seconds_to_leave": max((second for node in spot for second in node.leaves), default=None),
-        "rows_returned": sum(len(list(e["rows"])) for e in run.seen.events if e["kind"] == "rows_returned"),
+        "rows_returned": sum(len(rows) for rows in returned if isinstance(rows, list)),
     }
     return part
 

@@ -1,9 +1,11 @@
-"""Compare log-probs of trainer and rollout, by the precision in which both compute and the precision of logits.
+"""Compare log-probs of trainer and rollout, by the precision of both, of logits, and of the rollout's weights.
 
     python benchmarks/precision.py [--layers 6] [--hidden 256] [--vocabulary 8192] [--range 0.3] [--json]
 
 A Qwen3 with random weights; the larger they are, the sharper its distributions. The rollout samples in a precision with
 weights published in it; the torch engine scores the samples in the same precision, with its weights in float32.
+The last lines have the rollout round the weights of its linear layers to fewer bits, as servers do that quantise what
+they load, and the same where the trainer trains for these bits ([trainer.fake_quant]).
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ from relax_actors.config import validate
 from relax_actors.data.model_folder import prepare
 from relax_actors.engines.protocols import GenerationRequest, TrainSample
 from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.fake_quant import on_grid
 from relax_actors.engines.transformers.engine import TransformersEngine
+from relax_actors.weights import files as weights
 
 ROWS, SAMPLES, PROMPT, LONGEST = 4, 4, 32, 48
+BLOCK, GROUP = 128, 32
 
 
 class WideHead(TransformersEngine):
@@ -53,21 +58,68 @@ def requests(vocabulary: int) -> list[GenerationRequest]:
     return [GenerationRequest(p, seed, stop_ids=frozenset(), **settings) for seed, p in enumerate(prompts)]
 
 
-def measure(folder: Path, shape: dict[str, Any], precision: str, *, fp32_lm_head: bool) -> dict[str, float]:
-    """Sample and score in one precision."""
+def in_float8(weight: Tensor) -> Tensor:
+    """Round blocks of 128 x 128 to float8 (e4m3) with a scale each, as DeepSeek-V3 (arXiv:2412.19437, section 3.3)."""
+    rows, columns = (-size % BLOCK for size in weight.shape)
+    padded = torch.nn.functional.pad(weight.float(), (0, columns, 0, rows))
+    blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, -1, BLOCK)
+    scale = (blocks.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max).clamp_min(1e-12)
+    found = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
+    return found.flatten(2, 3).flatten(0, 1)[: weight.shape[0], : weight.shape[1]]
+
+
+def rounded(published: Path, kind: str) -> tuple[str, Path]:
+    """Round the weights of linear layers in a file of published weights; return fingerprint and file."""
+    found = weights.load([published])
+    for name in (name for name in found if name.endswith("_proj.weight")):
+        wide = found[name].float()
+        found[name] = (in_float8(wide) if kind == "float8" else on_grid(wide, 4, GROUP)).to(found[name].dtype)
+    path = published.with_name("rounded.safetensors")
+    weights.save(found, path)
+    return weights.fingerprint(found), path
+
+
+def measure(
+    folder: Path,
+    shape: dict[str, Any],
+    precision: str,
+    *,
+    fp32_lm_head: bool = False,
+    rollout_precision: str = "",
+    rollout_weights: str = "",
+    trains_bits: bool = False,
+) -> dict[str, float]:
+    """Sample and score in one precision.
+
+    Args:
+        folder: of the run.
+        shape: architecture.
+        precision: of the trainer, and of the rollout if it has no own.
+        fp32_lm_head: whether logits are in float32.
+        rollout_precision: of the rollout.
+        rollout_weights: "float8" or "4 bits"; empty for those that are published.
+        trains_bits: whether the trainer's weights have four bits.
+    """
     tree = {
         "run": {"name": "benchmark", "folder": str(folder)},
         "model": {"architecture": shape, "tokenizer": {"alphabet": "01#"}, "fp32_lm_head": fp32_lm_head},
         "data": {"kind": "python", "function": "nothing"},
         "trainer": {"precision": precision, "max_tokens_per_microbatch": 1024},
     }
+    if trains_bits:
+        tree["trainer"]["fake_quant"] = {"bits": 4, "group": GROUP}
     config = validate(tree, "benchmark")
     prepare(config, config.model_path)
     engine = TorchEngine(config)
     engine.initialise(1)
     published = folder / "published.safetensors"
-    rollout = (WideHead if fp32_lm_head else TransformersEngine)(config.model_path, dtype=getattr(torch, precision))
-    rollout.load(0, engine.publish(published), [published])
+    rollout = (WideHead if fp32_lm_head else TransformersEngine)(
+        config.model_path, dtype=getattr(torch, rollout_precision or precision)
+    )
+    fingerprint = engine.publish(published)
+    if rollout_weights:
+        fingerprint, published = rounded(published, rollout_weights)
+    rollout.load(0, fingerprint, [published])
     asked = requests(shape["vocab_size"])
     pairs = [(r, s) for r, group in zip(asked, rollout.generate(asked, lambda: None), strict=True) for s in group]
     samples = [TrainSample.of_completion(r.tokens, s.tokens, logprobs=s.logprobs) for r, s in pairs]
@@ -101,12 +153,22 @@ def main() -> None:
         "initializer_range": chosen.range,
         "max_position_embeddings": 128,
     }
+    lines: dict[str, tuple[str, dict[str, Any]]] = {
+        f"{precision}, logits in {'float32' if fp32_lm_head else precision}": (
+            precision,
+            {"fp32_lm_head": fp32_lm_head},
+        )
+        for precision in ("bfloat16", "float16")
+        for fp32_lm_head in (False, True)
+    }
+    lines["float16, rollout in bfloat16"] = ("float16", {"rollout_precision": "bfloat16"})
+    for kind in ("float8", "4 bits"):
+        lines[f"bfloat16, rollout's weights in {kind}"] = ("bfloat16", {"rollout_weights": kind})
+    lines["bfloat16, trained for 4 bits"] = ("bfloat16", {"rollout_weights": "4 bits", "trains_bits": True})
     figures = {}
-    for precision in ("bfloat16", "float16"):
-        for fp32_lm_head in (False, True):
-            with tempfile.TemporaryDirectory() as folder:
-                name = f"{precision}, logits in {'float32' if fp32_lm_head else precision}"
-                figures[name] = measure(Path(folder), shape, precision, fp32_lm_head=fp32_lm_head)
+    for name, (precision, settings) in lines.items():
+        with tempfile.TemporaryDirectory() as folder:
+            figures[name] = measure(Path(folder), shape, precision, **settings)
     table = Table("", *next(iter(figures.values())), title="Log-probs of trainer and rollout")
     for name, found in figures.items():
         table.add_row(name, *(f"{value:.3g}" for value in found.values()))

@@ -63,11 +63,12 @@ DEADLINE = 900.0
 class RemoteNode:
     """A `relax node` that hosts ranks of a run."""
 
-    def __init__(self, run: LiveRun, name: str) -> None:
+    def __init__(self, run: LiveRun, name: str, ranks: int) -> None:
         address = Address.load(run.folder.address).for_user(OPERATOR)
-        keys = Path(str(address.credentials)).parent
+        keys = Path(str(address.credentials)).parent.parent  # the folders of all users, of which each role has one
         command = [sys.executable, "-m", "relax_actors.cli.main", "node", "--broker", address.url]
-        command += ["--credentials", str(keys), "--store", str(run.folder.root / "store"), "--role", "trainer_rank=2"]
+        command += ["--credentials", str(keys), "--store", str(run.folder.root / "store")]
+        command += ["--role", f"trainer_rank={ranks}"]
         command += ["--name", name, "--work", str(run.folder.root.parent / name)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -113,7 +114,7 @@ class Killing:
 
     def _join(self) -> RemoteNode:
         self._nodes += 1
-        return RemoteNode(self._run, f"other{self._nodes}")
+        return RemoteNode(self._run, f"other{self._nodes}", self._ranks // 2)
 
     def kill(self, target: str) -> None:
         """Kill a part as soon as it has a process, and wait for the next step."""

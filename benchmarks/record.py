@@ -63,7 +63,7 @@ class Page(threading.Thread):
             if self._closed.wait(0.1):
                 return
         url, head = link.url().partition("/#")[0], {"Authorization": f"Bearer {link.observer}", "Relax-Pulse": "1"}
-        with httpx.Client(base_url=url, headers=head, trust_env=False, timeout=60) as client:
+        with httpx.Client(base_url=url, headers=head, trust_env=False, timeout=15) as client:
             threading.Thread(target=self._follow, args=(client,), daemon=True).start()
             while not self._closed.wait(1.0):
                 for name in ANSWERS:
@@ -72,10 +72,13 @@ class Page(threading.Thread):
                 self.cpu = max(self.cpu, self._console_seconds())
 
     def _follow(self, client: httpx.Client) -> None:
-        while not self._closed.is_set():
-            with suppress(httpx.HTTPError, RuntimeError), client.stream("GET", "/api/log") as answer:
+        last: dict[str, str] = {}
+        while not self._closed.wait(0.2):
+            with suppress(httpx.HTTPError, RuntimeError), client.stream("GET", "/api/log", headers=last) as answer:
                 for line in answer.iter_lines():
                     self.messages += line == "event: log"
+                    if line.startswith("id: "):
+                        last = {"Last-Event-ID": line[4:]}
 
     def _console_seconds(self) -> float:
         for pid in processes():

@@ -3,7 +3,8 @@
     python benchmarks/torch_ranks.py [--ranks 1 2 4] [--layers 24] [--hidden 1024] [--tokens 256]
 
 Each number of ranks trains the same steps. Memory is the largest of all ranks: of the process at its peak, while it
-starts and while it steps and publishes, and of weights, gradients and the optimizer's state by count.
+starts and while it steps and publishes, of its modules alone, and of weights, gradients and the optimizer's state by
+count.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import relax_actors.engines.lean_imports  # noqa: F401 as in ranks, before transformers
+
+# isort: split
 from process_memory import reset_peak, resident_mib
 from recompute import sequences
 from training_workload import DENSE, config_of
@@ -44,6 +48,7 @@ def start(ranks: int, folder: Path, shape: dict[str, Any], tokens: int) -> tuple
 def measure(ranks: int, chosen: argparse.Namespace) -> dict[str, Any]:
     """Measure a number of ranks; with one of them in this process."""
     shape = {"hidden_size": chosen.hidden, "intermediate_size": 3 * chosen.hidden, "num_hidden_layers": chosen.layers}
+    modules = resident_mib(os.getpid())
     with tempfile.TemporaryDirectory() as folder:
         engine, processes = start(ranks, Path(folder), shape, chosen.tokens)
         engine.initialise(1)
@@ -64,6 +69,7 @@ def measure(ranks: int, chosen: argparse.Namespace) -> dict[str, Any]:
         if ranks > 1:
             engine.close()
     return {
+        "modules": modules,
         "starting": starting,
         "stepping": stepping,
         "state": state,
@@ -92,7 +98,8 @@ def main() -> None:
         first = first or found
         sys.stdout.write(
             f"{ranks} ranks: {found['stepping']:6.0f} MiB a rank ({found['stepping'] / first['stepping']:.0%}), "
-            f"{found['starting']:6.0f} while it starts, {found['state']:6.0f} of weights, gradients and optimizer; "
+            f"{found['starting']:6.0f} while it starts, {found['modules']:4.0f} of modules, "
+            f"{found['state']:6.0f} of weights, gradients and optimizer; "
             f"{found['seconds']:6.2f} s a step, loss {found['loss']:.6f}, gradient norm {found['grad_norm']:.6f}\n"
         )
         sys.stdout.flush()

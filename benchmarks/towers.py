@@ -1,6 +1,6 @@
 """Compare ranks of Megatron-Core that share the towers' work with ranks that each encode all media of their stage.
 
-    python benchmarks/towers.py [--layouts tp2 cp2 pp2] [--images 8] [--patches 1024] [--depth 8] [--steps 3] [--json]
+    python benchmarks/towers.py [--layouts tp2 cp2 pp2] [--images 8] [--patches 256] [--depth 6] [--steps 3] [--json]
 
 Both train the same steps on a model like Qwen3-VL in float32, whose tower is larger than its decoder. Figures are those
 of the busiest rank: CPU seconds of a step, and the memory at its peak beyond what the rank holds between
@@ -112,8 +112,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["tp2", "cp2", "pp2"])
     parser.add_argument("--images", type=int, default=8)
-    parser.add_argument("--patches", type=int, default=1024)
-    parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--patches", type=int, default=256)
+    parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()

@@ -260,6 +260,8 @@ class Connection:
             msg = f"no answer from broker {self.address.url} within {deadline:g} s"
             raise BrokerUnreachableError(msg) from error
         except concurrent.futures.CancelledError as error:
+            if not self._closing:
+                raise
             msg = f"the connection to broker {self.address.url} was closed during a request"
             raise BrokerUnreachableError(msg) from error
 

@@ -16,6 +16,8 @@ class CellEncoder:
 
     Invariant: no cell may be published before `close` has written the segments, so that a process killed in between
     leaves a segment without references, never a reference without a segment.
+
+    `author` is `<role>.<n>#<incarnation>`, and `max_payload` the broker's limit for a message in bytes.
     """
 
     def __init__(self, subjects: Subjects, store: Store, author: str, max_payload: int) -> None:

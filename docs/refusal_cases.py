@@ -209,6 +209,7 @@ ENGINES = (
     Case("one simulated engine", ("rollout.backend=simulated",)),
     Case("settings of another backend", ("trainer.megatron.ranks=8",)),
     Case("recomputed attention with torch", ("trainer.recompute=selective",)),
+    Case("weights of few bits with Megatron-Core", ("trainer.backend=megatron", "trainer.fake_quant.bits=4")),
     Case("settings of another critic", ("critic.megatron.tensor_parallel=2",), PPO),
     Case("a reference that nothing reads", ("roles.reference.replicas=1",)),
     Case("log-probs that nothing reads", ("roles.actor_fwd.replicas=1",)),

@@ -8,13 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_checks.frame import Failed, Figures, Place, check
+from gpu_checks.frame import Failed, Figures, Place, check, require
 from gpu_checks.workload import QWEN3_0_6B, TINY, batch, config_of, nothing, start
 from relax_actors.config import Config
 from relax_actors.engines.protocols import GenerationRequest, TrainSample, train
@@ -139,21 +140,39 @@ def speed_megatron(place: Place) -> Figures:
     return training(place, "megatron")
 
 
-@check("release", seconds=300, is_alone=True)
-def release(place: Place) -> Figures:
-    """A trainer that leaves the GPU between two steps and returns: the same bits; memory and seconds."""
-    config, prints = config_for(place, "torch", deterministic=True), []
+@check("release_torch", seconds=300, is_alone=True)
+def release_torch(place: Place) -> Figures:
+    """A torch trainer that leaves the device between two steps and returns: the same bits; memory and seconds."""
+    return release(place, "torch")
+
+
+@check("release_megatron", seconds=300, is_alone=True)
+def release_megatron(place: Place) -> Figures:
+    """A Megatron trainer that leaves the device between two steps and returns: the same bits; memory and seconds."""
+    require("megatron")
+    return release(place, "megatron")
+
+
+def release(place: Place, backend: str) -> Figures:
+    """Train with and without leaving the device, a CPU for the disk.
+
+    Raises:
+        Failed: the weights differ, or memory stays on the GPU.
+    """
+    config, prints = config_for(place, backend, deterministic=True), []
     figures: Figures = {}
+    folder = None if place.on_gpu else place.folder / "away"
     for leaves in (True, False):
-        engine = TorchEngine(config)
+        engine: Any = start(config)
         for step, samples in enumerate(batches(place, 2)):
             if step and leaves:
                 held = memory(place)
-                figures["release_seconds"] = timed(engine.release_memory)
+                figures["release_seconds"] = timed(partial(engine.release_memory, folder))
                 figures |= {"held_mib": held, "left_mib": memory(place)}
                 if place.on_gpu and memory(place) > held // 4:
                     msg = f"{memory(place)} of {held} MiB stay on the GPU"
                     raise Failed(msg)
+                engine.publish(place.folder / "away.safetensors")  # read while it is away
                 figures["resume_seconds"] = timed(engine.resume_memory)
             train(engine, samples, step, nothing)
             engine.publish(place.folder / "published.safetensors")

@@ -104,7 +104,18 @@ def group_work(lengths: Sequence[int], shared: Shared) -> dict[int, int]:
 
 
 def split_rows(rows: Sequence[Sequence[int]], *, max_tokens: int) -> list[range]:
-    """Split rows into consecutive parts of at most `max_tokens` tokens, without splitting a row."""
+    """Split rows into consecutive parts that each fit one micro-batch, without splitting a row.
+
+    A part ends where the next row does not fit. All parts but the last are therefore final, however many rows follow,
+    and can be trained before the following rows arrive. A row above `max_tokens` is a part of its own.
+
+    Args:
+        rows: lengths of the sequences of each row.
+        max_tokens: largest number of tokens of a micro-batch.
+
+    Returns:
+        Range of row indices of each part.
+    """
     return _fill_in_order([sum(lengths) for lengths in rows], max_tokens)
 
 

@@ -119,6 +119,8 @@ class PolicyFunctions:
 def checked_loss(result: object, mask: Tensor, source: str) -> Tensor:
     """Return the loss of each token from what a user's policy loss returned, if all of it is usable.
 
+    `mask` `[batch, seq] bool` has the tokens that count.
+
     Raises:
         ConfigError: as `checked`, or `clipped` or `ratio` of a `PolicyLoss` do not fit the tokens.
     """

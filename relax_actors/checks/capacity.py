@@ -52,21 +52,25 @@ def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
 
 def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
     """Return the bytes of memory that the actors of each role with an engine need, outside of GPUs."""
-    found = {}
-    for role in _engines(config):
-        model = engine_bytes(config, role, facts) + copied_bytes(config, role, facts)
-        on_host = leaves_gpu(config, role) or offloads(config, role)
+    engines, models = _engines(config), dict[str, int]()
+    for role in engines:
+        on_host = moves_to_host(config, role) or offloads(config, role)
         is_here = on_cpu(device_of_role(config, role) or "auto") or on_host
-        model = model if is_here else 0
-        found[role] = replicas(config, role) * (host_bytes(config, role) + model)
-    return found
+        model = engine_bytes(config, role, facts) + copied_bytes(config, role, facts) if is_here else 0
+        models[role] = (
+            model
+            if config.placement.leaves_device(role) and config.placement.release == "disk"
+            else (replicas(config, role) * model)
+        )
+    for group in config.placement.colocate if config.placement.release == "disk" else ():
+        rest = sorted((role for role in group if role in models), key=models.__getitem__)[:-1]
+        models |= dict.fromkeys(rest, 0)
+    return {role: replicas(config, role) * host_bytes(config, role) + models[role] for role in engines}
 
 
-def leaves_gpu(config: Config, role: str) -> bool:
-    """Return whether actors of a role move their memory to the host while others compute on their GPUs."""
-    backend = getattr(getattr(config, role, None), "backend", "torch")
-    is_shared = config.placement.release and config.placement.device_of(role) is not None
-    return is_shared and backend in ("torch", "transformers") and _ranks(config, role).ranks == 1
+def moves_to_host(config: Config, role: str) -> bool:
+    """Return whether actors of a role move their memory from their GPUs to the host while others compute there."""
+    return config.placement.leaves_device(role) and config.placement.release == "host"
 
 
 def offloads(config: Config, role: str) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from relax_actors.checks.capacity import copied_bytes, engine_bytes, host_bytes, leaves_gpu, offloads
+from relax_actors.checks.capacity import copied_bytes, engine_bytes, host_bytes, moves_to_host, offloads
 from relax_actors.config import Config
 from relax_actors.counted import counted
 from relax_actors.data.checked_run import CheckedRun
@@ -107,14 +107,14 @@ def _placed(config: Config, facts: ModelFacts, actor: str, node: int, gpus: Gpus
     host += copied_bytes(config, role, facts)
     if gpus:
         is_offloaded = offloads(config, role)
-        host += model if is_offloaded or leaves_gpu(config, role) else 0
+        host += model if is_offloaded or moves_to_host(config, role) else 0
         return PlacedActor(role, actor, node, gpus, 0 if is_offloaded else model // len(gpus), host)
     return PlacedActor(role, actor, node, gpus, 0, host + model)
 
 
 def _at_once(config: Config, users: Sequence[PlacedActor]) -> int:
     """Return the bytes that actors of one GPU take there together: those that leave it between turns, one at a time."""
-    leave = [one for one in users if leaves_gpu(config, one.role)]
+    leave = [one for one in users if config.placement.leaves_device(one.role)]
     stay = sum(one.device_bytes for one in users if one not in leave)
     return stay + max((one.device_bytes for one in leave), default=0)
 

@@ -108,13 +108,19 @@ def check_ranks(run: CheckedRun) -> Iterator[str]:
         yield f"{setting} on {cores} cores: ranks wait for each other's cores"
 
 
+MEMORY_MEANWHILE = {
+    "none": "all keep their memory on it",
+    "host": "their memory moves from a GPU to the host meanwhile",
+    "disk": "their memory moves to the disk meanwhile",
+}
+"""Notes on the values of `placement.release`."""
+
+
 def check_shared_devices(config: Config) -> Iterator[str]:
     """Note the roles that share a device; raises ConfigError if roles that share a device are set to different ones."""
     for group in config.placement.colocate:
         names = ", ".join(f"{name} ({replicas(config, name)})" for name in group)
-        memory = (
-            "their memory moves to the host meanwhile" if config.placement.release else "all keep their memory on it"
-        )
+        memory = MEMORY_MEANWHILE[config.placement.release]
         yield f"colocated on one device, one actor at a time: {names}; {memory}"
         devices = {name: device for name in group if (device := device_of_role(config, name)) is not None}
         if len(set(devices.values())) > 1:

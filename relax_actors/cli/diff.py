@@ -21,14 +21,15 @@ def diff(
     """Find the first step, row and cell at which two runs part, and the settings and code that differ.
 
     The digests that batches and weights have are compared, so rows that are collected already count, too. Nothing of
-    the runs is written. Exit code 0 if all steps that both runs have are equal, 1 if not.
+    the runs is written. Exit code 0 if all steps that both runs have are equal, 1 if not, or if they have none in
+    common.
     """
     from relax_actors.errors import ConfigError
     from relax_actors.monitoring.connection import find
     from relax_actors.replay.recording import opened
     from relax_actors.replay.runs import compare_runs
 
-    if find(a).root == find(b).root:
+    if find(a).root.resolve() == find(b).root.resolve():
         msg = f"{a} and {b} are the same run; name two runs, such as a run and its branch"
         raise ConfigError(msg)
     with opened(a) as one, opened(b) as other:
@@ -37,7 +38,7 @@ def diff(
         sys.stdout.write(json_module.dumps(body) + "\n")
     else:
         _show(body)
-    raise typer.Exit(0 if body["equal"] else 1)
+    raise typer.Exit(0 if body["equal"] and body["steps"]["equal"] else 1)
 
 
 def _show(body: dict[str, Any]) -> None:
@@ -58,6 +59,9 @@ def _show(body: dict[str, Any]) -> None:
         screen.show(
             printable(f"  code of relax-actors: {body['code']['a'] or 'unknown'} -> {body['code']['b'] or 'unknown'}")
         )
+    if body["equal"] and not steps["equal"]:
+        screen.show("the runs have no step in common")
+        return
     if body["equal"]:
         screen.show(f"both runs are equal in the {counted(steps['equal'], 'step')} that both have")
         return

@@ -180,7 +180,11 @@ def measure(folder: RunFolder, mode: Mode, idle: Callable[[float, float], float]
 
 
 def best_split(predicted: Callable[[int], Prediction], devices: int, move: int) -> int:
-    """Find the number of rollout devices with the shortest step, among those that are `move` apart."""
+    """Find the number of rollout devices with the shortest step, among those that are `move` apart.
+
+    With few rollout devices the trainer starves; with many it has too few devices itself. Bisection finds the smallest
+    number with which the trainer does not starve; the better of it and the number below is returned.
+    """
     numbers = list(range(move, devices, move))
     low, high = 0, len(numbers) - 1
     while low < high:

@@ -63,6 +63,8 @@ def _resampled(recording: Recording, name: str, settings: list[str], *, as_json:
     screen = Screen()
     verdict = "equal" if body["equal"] else "not equal"
     screen.show(printable(f"{body['row']}: {body['samples']} samples by version {body['version']}: {verdict}"), "bold")
+    if body["inexact"] and not body["equal"]:
+        screen.show(printable(f"  {body['inexact']}"))
     for key, value in (body["difference"] or {}).items():
         screen.show(printable(f"  first difference, {key}: {value}"))
     return 0 if body["equal"] else 1
@@ -85,9 +87,8 @@ def _replayed(
     config = recording.config_with(settings)
     check_devices(config, torch.cuda.device_count())
     names = ["policy", *(["critic"] if config.critic is not None else [])]
-    began = [recording.checkpoint_before(step, kind) for kind in ("checkpoint", "critic_checkpoint")[: len(names)]]
-    settings_of = (name for name, _ in devices_of(config))
-    recorded = {name: checkpoint.device for name, checkpoint in zip(settings_of, began, strict=True)}
+    devices = zip(devices_of(config), ("checkpoint", "critic_checkpoint"), strict=False)
+    recorded = {name: recording.devices_around(step, kind) for (name, _), kind in devices}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     if (inexact := why_inexact(config, gpu, recorded)) and not quiet:
         sys.stderr.write(f"{inexact}\n")

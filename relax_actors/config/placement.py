@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -17,10 +18,11 @@ class PlacementSection(Section):
     colocate: list[list[str]] = Field(default_factory=list)
     """Groups of roles that share one device, e.g. [["rollout", "trainer"]]: one actor of a group computes at a time.
     Roles outside of every group compute whenever they can."""
-    release: bool = True
-    """Whether an actor moves its weights, gradients and optimizer state from the GPU to the host while others of its
-    group compute; it keeps them on the GPU as long as nobody waits. The engines of torch and transformers do so in one
-    process; ranks, Megatron-Core and SGLang keep their memory."""
+    release: Literal["none", "host", "disk"] = "host"
+    """Where an actor moves its weights, gradients and optimizer state while others of its group compute, all ranks of a
+    trainer together; they stay as long as nobody waits. "host": from the GPU to pinned memory of the host; "disk": to a
+    file without a name in the folder of the run, also from the memory of a CPU; "none": nowhere. SGLang keeps its
+    weights in host memory and forgets keys and values, unless it is "none"; on a CPU it keeps both."""
     patience: PositiveFloat = 600.0
     """Seconds that an actor waits for the shared device before it fails."""
 
@@ -39,3 +41,7 @@ class PlacementSection(Section):
     def device_of(self, role: str) -> int | None:
         """Number of the device that a role shares; None if it shares none."""
         return next((n for n, group in enumerate(self.colocate) if role in group), None)
+
+    def leaves_device(self, role: str) -> bool:
+        """Whether the actors of a role leave their device while others compute there."""
+        return self.release != "none" and self.device_of(role) is not None

@@ -29,5 +29,5 @@ class RecordSection(Section):
     `evaluations`."""
     entropy: bool = False
     """Record the entropy of the policy at each sampled token, in nats, over the whole vocabulary at the sampling
-    temperature, beside its log-prob: 4 bytes a token of a trajectory. It changes no other bit of the run. Needs
-    `rollout.backend = "transformers"`."""
+    temperature, beside its log-prob: 4 bytes a token of a trajectory. It changes no other bit of the run. A
+    row that was begun before it was set has none. Needs `rollout.backend = "transformers"`."""

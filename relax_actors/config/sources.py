@@ -146,7 +146,11 @@ def changed(section: Section, names: Iterable[str]) -> set[str]:
 
 
 def exact_weights(weights: Mapping[str, float], where: str = "") -> dict[str, Fraction]:
-    """Return weights as the decimals that were written; raises ValueError unless they add up to 1, with 4 each."""
+    """Return weights as the decimals that were written.
+
+    Raises:
+        ValueError: they do not add up to 1, or one has more than four decimals.
+    """
     exact = {name: Fraction(str(weight)) for name, weight in weights.items()}
     if fine := [name for name, weight in exact.items() if FINEST % weight.denominator]:
         msg = f"{where}weight {weights[fine[0]]} of {fine[0]} has more than four decimals; round it"

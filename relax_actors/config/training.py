@@ -37,12 +37,29 @@ class LossScaleSection(Section):
     An update whose gradients overflow is skipped, and the factor is halved.
     """
 
-    initial: Annotated[float, Field(ge=1)] = 64.0
+    initial: Annotated[float, Field(ge=2.0**-20)] = 64.0
     """Factor of the first update. The loss of a micro-batch is a sum over its tokens, and so are its gradients: a
     smaller factor suffices than for a mean. With `algorithm.aggregate = "sample_mean_of_means"`, or a warm start,
     losses are means: give a larger one."""
     growth_interval: Positive = 200
     """Updates without overflow after which the factor is doubled."""
+
+
+class FakeQuantSection(Section):
+    """[trainer.fake_quant]: train weights for few bits (quantisation-aware training), with the torch engine.
+
+    Forward and backward compute with weights that integers of `bits` bits and a scale for each group express, and the
+    optimizer updates copies of them in float32. The published weights are those on the grid, in `trainer.precision`:
+    rollouts compute with the same numbers, and a conversion of the exported model to these integers loses nothing.
+    """
+
+    bits: Literal[4, 8] = 4
+    """Bits of a weight; the numbers of a group are symmetric around 0, from -7 to 7 times its scale with 4."""
+    group: Positive = 32
+    """Neighbours along the inputs of a layer that share a scale."""
+    weights: list[str] = Field(default=["*_proj.weight"], min_length=1)
+    """Patterns of Hugging Face weight names; `*` matches anything. By default the linear layers of attention and MLP.
+    Experts that transformers fuses are `*_proj`."""
 
 
 class TorchSection(Section):
@@ -170,6 +187,8 @@ class TrainerSection(PoolSection):
     """Torch device; "auto" is CUDA if available, else the CPU."""
     freeze: list[str] = Field(default_factory=list)
     """Patterns of Hugging Face weight names that are not trained, e.g. `model.embed_tokens.*`; `*` matches anything."""
+    fake_quant: FakeQuantSection | None = None
+    """Train for weights of few bits; see [trainer.fake_quant]. None for all bits of `precision`."""
     router_replay: bool = False
     """Router replay (R3) for models with experts: rollouts record the experts chosen for each token, and the trainer
     and `actor_fwd` use the recorded experts, because rounding can change the top-k choice."""

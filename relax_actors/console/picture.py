@@ -34,6 +34,8 @@ NUMBERED: dict[str, type[Any]] = {
 }
 """Numbered cells that are decoded when they arrive; of a version of the weights, only its number is needed then."""
 MAX_EVENTS, MAX_ACTORS = 2000, 1024
+MAX_VERSIONS = 4096
+"""Versions of the weights that are kept decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Picture:
         self.figures = Figures(settings.run.steps)
         self.weights: dict[int, Cell] = {}
         """Encoded versions of the weights; see `version`."""
+        self._versions: dict[int, Weights] = {}
         self.checkpoints: dict[int, tuple[Checkpoint, float]] = {}
         self.evaluations: dict[int, tuple[Evaluation, float]] = {}
         self.quarantined: dict[RowId, Quarantined] = {}
@@ -124,14 +127,20 @@ class Picture:
         if cell_id.kind == "weights":
             verify(cell.data, cell.subject)
             self.weights[cell_id.step] = cell
+            self._versions.pop(cell_id.step, None)
         expected = NUMBERED.get(cell_id.kind)
         return None if expected is None else _decode(cell, expected, cell.subject)
 
     def version(self, number: int) -> Weights | None:
         """Return a version of the weights; None if there is none, or if its cell is malformed."""
-        with suppress(CodecError, KeyError):
-            return _decode(self.weights[number], Weights)
-        return None
+        if number not in self._versions and number in self.weights:
+            try:
+                self._versions[number] = _decode(self.weights[number], Weights)
+            except CodecError:
+                del self.weights[number]
+            while len(self._versions) > MAX_VERSIONS:
+                del self._versions[next(iter(self._versions))]
+        return self._versions.get(number)
 
     def dropped(self) -> Counter[str]:
         """Return the dropped rows whose steps are not below the floor, by reason, as the ledger counts them."""

@@ -86,6 +86,9 @@ def _check_settings(config: Config) -> None:
             'algorithm.name = "sft" first, and leave trainer.warm_start out'
         )
         raise ConfigError(msg)
+    if config.trainer.fake_quant is not None:
+        msg = "[trainer.fake_quant] with [lora]: an adapter is not trained for few bits; leave one of them out"
+        raise ConfigError(msg)
     if config.trainer.freeze:
         msg = "trainer.freeze: with [lora] all weights but the adapter's are frozen; leave trainer.freeze out"
         raise ConfigError(msg)

@@ -67,7 +67,10 @@ class JsonLines(FileRows):
 
 
 class LineIndex:
-    """Where the lines of a file begin: all, or the first `most`."""
+    """Where the lines of a file begin: all, or the first `most`.
+
+    `starts` `[lines] int64` are the first bytes of the lines that are not blank.
+    """
 
     def __init__(self, path: Path, most: int | None) -> None:
         starts, doubtful, count = [], [], 0

@@ -39,7 +39,11 @@ MAX_PROMPT_BYTES = MAX_CELL_BYTES - (64 << 10)
 
 
 def open_data(data: DataSection, media: MediaSection | None = None) -> DataSource:
-    """Open the source of a [data] section, with [media] of a model that takes any; raises ConfigError if it cannot."""
+    """Open the source of a [data] section; `media` is the section [media] of a model that sees or hears.
+
+    Raises:
+        ConfigError: it cannot be opened, or has not one usable row.
+    """
     mixture = {name: part.model_dump(exclude={"weight"}) for name, part in data.mixture.items()}
     own = {name: getattr(data, name) for name in SourceSection.model_fields}
     media_bytes = 0 if media is None else media.limits.max_bytes
@@ -54,7 +58,8 @@ def room(config: Config) -> int:
 def admission_of(config: Config, store: Store | None = None, folder: Path | None = None) -> MediaAdmission | None:
     """Return the admission of media of a run; None for a model of text alone.
 
-    See `MediaAdmission`; `folder` is the model folder, by default that of the configuration.
+    Without a store, media that the data holds itself are only checked. `folder` is the model folder, by default that of
+    the configuration. Raises ConfigError if the model is not supported.
     """
     if config.media is None:
         return None
@@ -140,7 +145,7 @@ class PromptMaker:
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
 
     def _cut(self, task: Task, text: str, tokens: NDArray[np.int32]) -> tuple[Task, Rendered]:
-        """Cut a prompt that is too long, if `data.oversize` says so; raises RowError if it cannot be cut."""
+        """Cut a prompt that is too long; raises RowError if `data.oversize` does not say so, or it cannot be cut."""
         oversize = self._data.oversize
         if oversize in ("truncate_left", "truncate_right"):
             left = oversize == "truncate_left"
@@ -155,7 +160,13 @@ class PromptMaker:
         raise RowError(msg)
 
     def media_of(self, task: Task, row: RowId | None = None) -> list[MediaSource]:
-        """Return a task's media in the order of its data, only checked without a row; raises RowError."""
+        """Return the media of a task in their order in the data.
+
+        The step of the row keeps media that the data holds itself; without a row they are only checked.
+
+        Raises:
+            RowError: the model does not take them, or they may not be used.
+        """
         where = task.origin or "a task"
         if self._admission is None:
             self._check_media(task)

@@ -97,7 +97,10 @@ class Evaluated:
 
 
 def write_evaluation(path: Path, head: Evaluated, records: Iterable[Record]) -> None:
-    """Write the file of an evaluation, `head` with other rows, atomically and readable by its user alone."""
+    """Write the file of an evaluation atomically; only its user may read it.
+
+    The records of `head` are not used: `records` are written one by one. Raises OSError if they cannot be written.
+    """
     make_private_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)

@@ -50,8 +50,9 @@ class Policy:
         config = context.config
         self._context, self._progress = context, progress
         backend = inference_backend(config)
-        # A server starts by itself, and takes its memory then.
-        with context.device_lock() if backend.server(config) is None else nullcontext():
+        # A server that never leaves the device starts by itself, and takes its memory then.
+        stays = backend.server(config) is not None and config.placement.release == "none"
+        with nullcontext() if stays else context.device_lock():
             self.engine = backend.build(context)
             context.shares_memory(self.engine)
         self.stager = Stager(context, self.engine)

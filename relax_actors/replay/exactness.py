@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from relax_actors.config import Config
 from relax_actors.engines.backends import critic_section
@@ -16,7 +16,7 @@ def devices_of(config: Config) -> Iterator[tuple[str, str]]:
         yield "critic.device", critic_section(config).device
 
 
-def why_inexact(config: Config, gpu: str, recorded: Mapping[str, str]) -> str:
+def why_inexact(config: Config, gpu: str, recorded: Mapping[str, Sequence[str]]) -> str:
     """Return why the steps of a run may round differently when they are computed again; empty if they must not.
 
     The order of rows, seeds and the cut into micro-batches are recorded, so kernels alone decide.
@@ -24,8 +24,8 @@ def why_inexact(config: Config, gpu: str, recorded: Mapping[str, str]) -> str:
     Args:
         config: settings to compute with.
         gpu: name of the GPU that torch uses here, which "auto" means; empty without one.
-        recorded: device of the checkpoint from which each model is computed, by the setting of its device; empty where
-            the checkpoint does not say it.
+        recorded: devices of the checkpoints around the step, by the setting of the device of each model: the trainer
+            may have moved in between. Empty where a checkpoint does not say its device.
     """
     devices = dict(devices_of(config))
     here = {
@@ -38,18 +38,35 @@ def why_inexact(config: Config, gpu: str, recorded: Mapping[str, str]) -> str:
             "fault; runs with run.deterministic = true replay exactly"
         )
     for name, device in here.items():
-        if recorded.get(name, "") not in ("", device):
+        if others := [other for other in recorded.get(name, ()) if other not in ("", device)]:
             return (
-                f"{name}: the run computed on {recorded[name]}, and {device} computes here, which may round "
+                f"{name}: the run computed on {others[-1]}, and {device} computes here, which may round "
                 "differently; a difference in the last bits is no fault"
             )
-    if chosen := [name for name, device in devices.items() if device == "auto" and not recorded.get(name)]:
+    unknown = [name for name in devices if not all(recorded.get(name, ("",)))]
+    if chosen := [name for name in unknown if devices[name] == "auto"]:
         computes, other = ("a GPU", "a CPU") if gpu else ("the CPU", "a GPU")
         return (
             f'{" and ".join(chosen)} = "auto": {computes} computes here; the bits must be equal unless the run was '
             f"trained on {other}, which rounds differently"
         )
     return ""
+
+
+def why_samples_inexact(device: str, gpu: str) -> str:
+    """Return why samples that are drawn again may round differently; empty if they must not.
+
+    Args:
+        device: setting `rollout.device`. Nothing says what "auto" meant where a row was sampled.
+        gpu: name of the GPU that torch uses here; empty without one.
+    """
+    if device == "cpu":
+        return ""
+    here = f"cuda ({gpu})" if gpu else "the CPU"
+    return (
+        f'rollout.device = "{device}": {here} samples here; a difference is no fault if the row was sampled on another '
+        "device, which rounds differently"
+    )
 
 
 def check_devices(config: Config, gpus: int) -> None:

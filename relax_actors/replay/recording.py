@@ -213,6 +213,15 @@ class Recording:
         )
         raise ConfigError(msg)
 
+    def devices_around(self, step: int, kind: str = "checkpoint") -> tuple[str, ...]:
+        """Return the devices of the checkpoint that a step is computed from, and of the first one behind the step.
+
+        The latter is of the incarnation that trained up to it. A device is empty where it is unknown.
+        """
+        published = self.checkpoints(kind)
+        later = min((version for version in published if version > step), default=None)
+        return self.checkpoint_before(step, kind).device, "" if later is None else published[later].device
+
     def weights(self, versions: Iterable[int]) -> dict[int, Weights]:
         """Return the published weights by version."""
         return self.cells("weights", versions, Weights)

@@ -12,11 +12,13 @@ from subprocess import Popen
 from typing import Any
 
 import numpy as np
+import torch
 
 from broker.process import spawn, stop
 from broker.subjects import RowId
 from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
+from relax_actors.config.placement import PlacementSection
 from relax_actors.data.prompt_maker import room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import inference_backend
@@ -25,6 +27,7 @@ from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.errors import CodecError, ConfigError, StoreError, SubjectError
 from relax_actors.generation.sampling import sampling_of, template_of
 from relax_actors.messages import PreparedPrompt, Prompt, Trajectory
+from relax_actors.replay.exactness import why_samples_inexact
 from relax_actors.replay.recording import Recording
 from relax_actors.replay.steps import Replayer
 from relax_actors.runtime.row import parse_row
@@ -65,6 +68,7 @@ def sample_again(recording: Recording, row: RowId, settings: list[str]) -> dict[
         msg = f"{row} was sampled by versions {versions}, whose swaps a replay cannot repeat"
         raise ConfigError(msg)
     (version,) = versions
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     samples = _sampled(recording, config, row, prompt, version)
     difference = first_difference(trajectory, samples)
     return {
@@ -76,6 +80,7 @@ def sample_again(recording: Recording, row: RowId, settings: list[str]) -> dict[
         "equal": difference is None,
         "difference": difference,
         "settings": settings,
+        "inexact": why_samples_inexact(config.rollout.device, gpu),
     }
 
 
@@ -92,6 +97,11 @@ def _require_reproducible(run: str, config: Config) -> None:
         why = (
             "it is not deterministic: rows were sampled in batches with others, which changes their rounding; runs "
             "with run.deterministic = true can"
+        )
+    elif not getattr(inference_backend(config), "repeats_samples", False):
+        why = (
+            f"rollout.backend = {config.rollout.backend!r} does not say that its samples follow from weights and seed "
+            "(`repeats_samples`)"
         )
     elif config.rollout.backend == "sglang" and config.rollout.sglang.urls:
         why = (
@@ -152,7 +162,9 @@ def _engine(recording: Recording, config: Config) -> Iterator[InferenceEngine]:
         if backend.server(config) is not None:
             folder = context.folder
             folder.root.mkdir(exist_ok=True)
-            folder.save_config(config, recording.at.folder.import_path)
+            # The server shares its device with no actor of the replay, so it waits for no turn.
+            alone = config.model_copy(update={"placement": PlacementSection()})
+            folder.save_config(alone, recording.at.folder.import_path)
             launch = server_launch(folder, context.n, actor_environment(config))
             launch.log.parent.mkdir(parents=True, exist_ok=True)
             with launch.log.open("wb") as log:

@@ -93,8 +93,11 @@ class RewardScorer:
     ) -> list[Total]:
         """Return the scores of the samples of a row.
 
-        `samples` are needed if `reads_samples`; `columns` are the scores that roles have computed, by their names in
-        the setting.
+        Args:
+            texts: `[n]`, what the model wrote.
+            prompt: of the row.
+            samples: `[n]`, needed if `reads_samples`.
+            columns: `[n]` each, scores that roles have computed, by their names in the setting.
 
         Raises:
             RowError: a function did not return a finite number or score for each sample.

@@ -193,9 +193,10 @@ class Critic(StatefulRole):
         """Update the critic with a batch, and publish the next version."""
         step = self.version
         rows = self._feed.replay(step, batch.rows)
-        result = self._feed.finish(lambda: None)
-        self._begin(step + 1)
-        self._publish(self.version)
+        with self.context.device_lock():  # the fingerprint is read before the memory leaves
+            result = self._feed.finish(lambda: None)
+            self._begin(step + 1)
+            self._publish(self.version)
         self.progress()
         self._checkpoints.finish()
         if self.version == self.context.config.run.steps:

@@ -246,8 +246,7 @@ class Trainer(StatefulRole):
             self._train_existing(step, existing)
             return
         self._ledger.observe(CellId("batch", step), batch)
-        result = self._feed.finish_policy(self._publisher.flush)
-        self._publish(step)
+        result = self._finish(step)
         self._idle_since = time.monotonic()
         times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": self._feed.seconds}
         times["early_seconds"] = self._feed.early_seconds
@@ -265,9 +264,17 @@ class Trainer(StatefulRole):
     def _replay(self, step: int, batch: Batch) -> None:
         """Step on the rows of an existing batch, in its order."""
         rows = self._feed.replay(step, batch.rows)
-        result = self._feed.finish_policy(self._publisher.flush)
-        self._publish(step)
+        result = self._finish(step)
         self._report(step, batch, rows, result)
+
+    def _finish(self, step: int) -> StepResult:
+        """Take the step and publish its weights, before the engine leaves its device for other actors."""
+        with self.context.device_lock():
+            result = self._feed.finish_policy(self._publisher.flush)
+            self._publish(step)
+            if self.context.config.placement.leaves_device("trainer"):
+                self._publisher.flush()
+        return result
 
     def _publish(self, step: int) -> None:
         """Publish the weights of a step, and write or start a checkpoint if one is due."""

@@ -6,23 +6,29 @@ again first.
 
 An engine that can leave the device (`ReleasesMemory`) stays on it after its turn as long as nobody waits, and leaves
 it before the locks are released: the memory of a device is that of one holder, and an actor that computes again and
-again pays nothing.
+again pays nothing. Several devices are taken in the order of their paths, and several engines of an actor leave in the
+order in which they were added and return in the opposite one.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from broker.files import open_lock
-from relax_actors.errors import ActorError
+from relax_actors.config import Config
+from relax_actors.devices.binding import leased_devices
+from relax_actors.errors import ActorError, StoreFullError
 from relax_actors.runtime.context import Context
+from relax_actors.runtime.run_folder import RunFolder
 
 REPORT_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.005
@@ -37,11 +43,55 @@ OUT_OF_MEMORY = "OutOfMemoryError"
 class ReleasesMemory(Protocol):
     """Engine whose tensors can leave its device while other actors compute there. Both methods may be called twice."""
 
-    def release_memory(self) -> int:
-        """Move the tensors to host memory; return the bytes that became free on the device."""
+    def release_memory(self, folder: Path | None) -> int:
+        """Move the tensors off the device; return the bytes that became free there.
+
+        Args:
+            folder: folder of a file to move them to, also from the CPU; None for host memory.
+
+        Raises:
+            OSError: the disk is full; the tensors can still be used.
+        """
 
     def resume_memory(self) -> int:
         """Move them back; return their bytes."""
+
+
+def device_locks(config: Config, role: str) -> list[Path]:
+    """Return the lock files of the devices that this process shares as an actor of a role, or as its server."""
+    device = config.placement.device_of(role)
+    names = () if device is None else leased_devices() or (str(device),)
+    return [RunFolder(config.folder).device_lock(name) for name in names]
+
+
+def is_held_by(paths: Sequence[Path], actor: str) -> bool:
+    """Return whether an actor, as `<role>.<n>`, holds all of some devices now."""
+    devices = [_Device(path) for path in paths]
+    try:
+        return all(
+            device.holder.startswith(f"{actor}#") and not (_try_lock(device.lock) and _unlock(device.lock))
+            for device in devices
+        )
+    finally:
+        for device in devices:
+            device.close()
+
+
+@dataclass(slots=True)
+class Moves:
+    """How often memory moved in one direction, for how many seconds altogether, and the bytes of the last move."""
+
+    count: int = 0
+    size: int = 0
+    seconds: float = 0.0
+
+    def add(self, size: int, seconds: float) -> None:
+        """Record a move."""
+        self.count, self.size, self.seconds = self.count + 1, size, self.seconds + seconds
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Return the figures for the metrics of an actor."""
+        return {f"{name}_mib": self.size >> 20, f"{name}_seconds": round(self.seconds, 3)}
 
 
 class DeviceLock:
@@ -51,19 +101,20 @@ class DeviceLock:
         paths: the devices' lock files, in an order that all actors share; a second lock file is created beside each.
         context: the actor's context. Waiting counts as progress; long waits are reported in events.
         patience: seconds to wait before giving up.
+        folder: folder of the files that engines move their memory to; None for host memory.
     """
 
-    def __init__(self, paths: Sequence[Path], context: Context, patience: float) -> None:
-        self._context, self._patience = context, patience
+    def __init__(self, paths: Sequence[Path], context: Context, patience: float, *, folder: Path | None = None) -> None:
+        self._context, self._patience, self._folder = context, patience, folder
         self._devices = [_Device(path) for path in paths]
         self._engines: list[ReleasesMemory] = []
         # Guards what follows: a thread hands the devices over while the actor does not compute.
         self._turn = threading.Lock()
         self._holds, self._computing = False, 0
         self._closed = threading.Event()
-        self.waited_seconds = self.moving_seconds = 0.0
-        self.released_bytes = 0
-        """Bytes that left the devices at the last handover."""
+        self.waited_seconds = 0.0
+        self.released, self.resumed = Moves(), Moves()
+        """Moves of memory off the devices and back."""
 
     def add(self, engine: object) -> None:
         """Have an engine leave the devices whenever others compute there, from now on; other objects are ignored."""
@@ -72,7 +123,7 @@ class DeviceLock:
         with self._turn:
             self._engines.append(engine)
             if not self._holds:
-                engine.release_memory()
+                self._release([engine])
         if len(self._engines) == 1:
             threading.Thread(target=self._watch, name="device-handover", daemon=True).start()
 
@@ -120,7 +171,6 @@ class DeviceLock:
         except BaseException:
             self._hand_over()
             raise
-        self.moving_seconds += time.monotonic() - arrived
 
     def _resume(self, began: float) -> None:
         """Move the engines to the devices; the memory of a holder that was killed may become free only now.
@@ -128,12 +178,13 @@ class DeviceLock:
         Raises:
             ActorError: they do not fit.
         """
+        size = 0
         while True:
             try:
-                for engine in self._engines:
-                    engine.resume_memory()
-            except RuntimeError as error:
-                if type(error).__name__ != OUT_OF_MEMORY:
+                for engine in reversed(self._engines):
+                    size += engine.resume_memory()
+            except Exception as error:
+                if OUT_OF_MEMORY not in f"{type(error).__name__} {error}":
                     raise
                 if time.monotonic() - began > ROOM_SECONDS:
                     names = " and ".join(device.name for device in self._devices)
@@ -143,16 +194,40 @@ class DeviceLock:
                     )
                     raise ActorError(msg) from error
             else:
+                self.resumed.add(size, time.monotonic() - began)
                 return
             self._context.progress()
             time.sleep(WATCH_SECONDS)
 
+    def _release(self, engines: Sequence[ReleasesMemory]) -> None:
+        """Move engines off the devices, and wait for room if their memory goes to a full disk.
+
+        Raises:
+            StoreFullError: the disk stayed full for `store.patience` seconds.
+        """
+        began, size = time.monotonic(), 0
+        for engine in engines:
+            while True:
+                try:
+                    size += engine.release_memory(self._folder)
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                    msg = (
+                        f"{self._folder} has no room for the memory that {self._context.author} takes off its device "
+                        f'({error}). Free space, or set placement.release = "host"'
+                    )
+                    self._context.wait_for_room(StoreFullError(msg))
+                else:
+                    break
+        self.released.add(size, time.monotonic() - began)
+
     def _hand_over(self) -> None:
-        began = time.monotonic()
         try:
-            self.released_bytes = sum(engine.release_memory() for engine in self._engines)
+            if self._engines:
+                self._release(self._engines)
+                self._context.journal.metric({"kind": "turn", **self.metrics()})
         finally:
-            self.moving_seconds += time.monotonic() - began
             self._holds = False
             for device in self._devices:
                 fcntl.flock(device.lock, fcntl.LOCK_UN)
@@ -198,11 +273,11 @@ class DeviceLock:
         return self._devices[0].holder
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds of waiting and of moving memory so far, and the bytes that left at the last handover."""
+        """Return the seconds of waiting so far, and turns, bytes and seconds of moving memory off and back."""
         figures = {"device_wait_seconds": round(self.waited_seconds, 3)}
         if self._engines:
-            figures["device_moving_seconds"] = round(self.moving_seconds, 3)
-            figures["device_released_mib"] = self.released_bytes >> 20
+            figures["device_turns"] = self.released.count
+            figures |= self.released.metrics("device_released") | self.resumed.metrics("device_resumed")
         return figures
 
     def close(self) -> None:
@@ -210,8 +285,7 @@ class DeviceLock:
         self._closed.set()
         with self._turn:
             for device in self._devices:
-                os.close(device.lock)
-                os.close(device.next)
+                device.close()
             self._devices = []
 
 
@@ -226,6 +300,11 @@ class _Device:
     @property
     def holder(self) -> str:
         return os.pread(self.lock, 80, 0).decode(errors="replace").strip() or "nobody"
+
+    def close(self) -> None:
+        """Close the files, which gives up their locks."""
+        os.close(self.lock)
+        os.close(self.next)
 
 
 def _try_lock(lock: int) -> bool:

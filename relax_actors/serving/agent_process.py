@@ -66,7 +66,13 @@ class Program:
         return None if path is None else str(Path(path).absolute())
 
     async def run(self, task: AgentTask, folder: Path) -> AgentResult:
-        """Run the program for a sample in an empty folder. Called in a thread that lives as long as the process."""
+        """Run the program for a sample in an empty folder. Called in a thread that lives as long as the process.
+
+        A cancelled call kills it with all processes of its group.
+
+        Raises:
+            AgentError: it failed.
+        """
         files = {name: folder / f"{name}.json" for name in ("task", "result")}
         # Without the token of the session, which stays out of all files: the program has it in its environment.
         told = {name: value for name, value in asdict(task).items() if name != "api_key"}

@@ -138,7 +138,7 @@ class AgentTurns:
     def turns(
         self, call: GenerateCall, plan: Continuation, prompt: NDArray[Any], said: Sequence[Generation]
     ) -> list[Turn]:
-        """Return the turns of the answers `said` to a call, whose model has read the tokens `prompt`."""
+        """Return the turns of the answers `said` to a call, whose model has read `prompt`, `[len] int32`."""
         before = len(prompt) - len(plan.observed)
         turns = []
         for index, answer in enumerate(said):

@@ -95,6 +95,8 @@ class Dialogue:
     ) -> Extension:
         """Return the tokens of messages behind a sampled answer, and whether they continue it; see `Renderer.extend`.
 
+        `history` are the messages before the answer `[len] int32`, and `new` those behind it.
+
         Raises:
             RowError: the template refuses the messages.
             ConfigError: the template cannot be extended turn by turn.

@@ -117,7 +117,8 @@ def trajectory_of(
 ) -> Trajectory:
     """Return the trajectory of a row; a metric that a sample does not have is 0.
 
-    The last `baselines` samples are greedy. `fingerprints` are those of the weights that sampled, by version.
+    `prompt` is `[len] int32`. The last `baselines` samples are greedy. `fingerprints` are those of the weights that
+    sampled, by version.
 
     Raises:
         ValueError: the samples do not form a trajectory.

@@ -73,7 +73,11 @@ class Continuation:
 
 
 class Forest:
-    """The turns of one session, with those of an earlier incarnation in order."""
+    """The turns of one session, with those of an earlier incarnation in order.
+
+    An agent that was restarted asks again what it asked before. It gets the recorded answers, in their order, as long
+    as it asks the same (`replayed`). `beginnings` counts the calls of `forget`.
+    """
 
     def __init__(self, turns: Iterable[Turn] = ()) -> None:
         self.turns: list[Turn] = []

@@ -31,13 +31,13 @@ from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.config.rows import spot_backlog
-from relax_actors.devices.binding import bind_to_cores, leased_devices
+from relax_actors.devices.binding import bind_to_cores
 from relax_actors.errors import AllRowsFailedError, BrokerUnreachableError, ConfigError, FencedError, RelaxError
 from relax_actors.isolation.orphans import ZombieReaper
 from relax_actors.roles import make_role, section_of
 from relax_actors.runtime import Context, Role, StatefulRole, logs
 from relax_actors.runtime.blackbox import BlackBox
-from relax_actors.runtime.device_lock import DeviceLock
+from relax_actors.runtime.device_lock import DeviceLock, device_locks
 from relax_actors.runtime.exit_codes import (
     EXIT_ALL_ROWS_FAILED,
     EXIT_BLAMELESS,
@@ -130,11 +130,11 @@ class ActorProcess:
             context.backlog = spot_backlog(self.config)
         context.wait_for_room = store.on_full = DiskSpaceWait(context, self.config.store.patience)
         table.patience = self.config.store.patience
-        device = self.config.placement.device_of(self.role_name)
-        if device is not None:
-            paths = [context.folder.device_lock(name) for name in leased_devices() or (str(device),)]
-            context.device_lock = self.device_lock = DeviceLock(paths, context, self.config.placement.patience)
-            if self.config.placement.release:
+        if paths := device_locks(self.config, self.role_name):
+            placement = self.config.placement
+            folder = paths[0].parent if placement.release == "disk" else None
+            context.device_lock = self.device_lock = DeviceLock(paths, context, placement.patience, folder=folder)
+            if placement.release != "none":
                 context.shares_memory = self.device_lock.add
         return context
 

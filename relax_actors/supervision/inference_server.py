@@ -14,7 +14,9 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from broker.process import spawn
@@ -24,6 +26,7 @@ from relax_actors.engines.protocols.server import ServerRecord, ServerSpec, answ
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.isolation.proc import process
 from relax_actors.runtime.blackbox import BlackBox
+from relax_actors.runtime.device_lock import device_locks, is_held_by
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.outcome import StatusPipe
@@ -38,10 +41,12 @@ class InferenceServerProcess:
         folder: the folder of the node.
         n: number of the actor that the server is for.
         spec: how the server is started and asked.
+        may_start: whether the server may take its memory. Where roles take turns on its device, this is the turn of the
+            server's actor, which waits for the server.
     """
 
-    def __init__(self, folder: RunFolder, n: int, spec: ServerSpec) -> None:
-        self._spec = spec
+    def __init__(self, folder: RunFolder, n: int, spec: ServerSpec, may_start: Callable[[], bool]) -> None:
+        self._spec, self._may_start = spec, may_start
         self._status = StatusPipe()
         self._box = BlackBox(folder.black_box(f"server.{n}"))
         self._record_path = folder.server(n)
@@ -58,7 +63,8 @@ class InferenceServerProcess:
         self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, os.getpid(), start)
         command = [*spec.command, str(folder.root), str(n), str(port)]
         environment = {**os.environ, **spec.environment, spec.key_variable: key, "TMPDIR": scratch}
-        self._server = spawn(command, log=2, environment=environment | self._janitor.environment, session=False)
+        environment |= self._janitor.environment
+        self._spawn = partial(spawn, command, log=2, environment=environment, session=False)
 
     def request_stop(self, *_: object) -> None:
         """Handle a signal: stop in order."""
@@ -66,11 +72,14 @@ class InferenceServerProcess:
         self._status.stop_requested()
 
     def run(self) -> int:
-        """Watch the server until it ends or a stop is requested; return the exit code."""
-        ready, answered = False, time.monotonic()
+        """Start the server and watch it until it ends or a stop is requested; return the exit code."""
+        self._wait_for_turn()
+        if self._stop_requested:
+            return 0
+        server, ready, answered = self._spawn(), False, time.monotonic()
         beat = asked = 0.0
         while not self._stop_requested:
-            if (code := self._server.poll()) is not None:
+            if (code := server.poll()) is not None:
                 return self._end_as(code)
             now = time.monotonic()
             if now - beat >= self._beats:
@@ -90,6 +99,14 @@ class InferenceServerProcess:
             time.sleep(POLL_SECONDS)
         self._record_path.unlink(missing_ok=True)
         return 0
+
+    def _wait_for_turn(self) -> None:
+        """Wait until the server may start. It may take long: this process is ready before, and its actor waits."""
+        if not self._may_start():
+            self._status.ready()
+        while not (self._may_start() or self._stop_requested):
+            self._box.beat()
+            time.sleep(POLL_SECONDS)
 
     def _responds(self, *, ready: bool) -> bool:
         if ready:
@@ -117,7 +134,11 @@ def main() -> None:
         config = folder.load_config()
         spec = inference_backend(config).server(config)
         assert spec is not None  # noqa: S101 the node starts keepers for such backends alone
-        keeper = InferenceServerProcess(folder, int(sys.argv[2]), spec)
+        number = int(sys.argv[2])
+        locks, actor = device_locks(config, "rollout"), f"rollout.{number}"
+        takes_turns = config.placement.leaves_device("rollout")
+        may_start = partial(is_held_by, locks, actor) if takes_turns else lambda: True
+        keeper = InferenceServerProcess(folder, number, spec, may_start)
         signal.signal(signal.SIGTERM, keeper.request_stop)
         code = keeper.run()
     except BaseException:  # noqa: BLE001 the process ends here

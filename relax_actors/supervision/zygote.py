@@ -25,7 +25,7 @@ from relax_actors.supervision.outcome import STATUS_FD
 ACTOR_MODULE = "relax_actors.supervision.actor_process"
 PRELOADED = (
     "relax_actors.supervision.actor_process",
-    "relax_actors.engines.torch.lean_imports",
+    "relax_actors.engines.lean_imports",
     "relax_actors.engines.transformers.engine",
     "relax_actors.engines.torch.engine",
     "relax_actors.engines.torch.scorer",

@@ -63,7 +63,8 @@ def branches_of(nodes: Sequence[Mapping[str, Any]], origin: str) -> list[Read]:
 def prompt_of(nodes: object) -> list[Any]:
     """Return the prompt of a graph: the tokens on the path to the first message with trained ones, up to these.
 
-    The messages need not have been checked.
+    The messages need not have been checked. One that only rejected summaries continue is not trained. Without a trained
+    message, the path is the one to the first leaf. The prompt is empty if a message on the path has no token ids.
     """
     if not isinstance(nodes, list) or not nodes:
         return []

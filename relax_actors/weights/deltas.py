@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.errors import StoreError
+from relax_actors.weights.files import memory_of
 
 _BITS = {2: torch.int16, 4: torch.int32}
 _UP, _DOWN, _SMALL, _WIDE = range(4)
@@ -95,7 +96,7 @@ def _changes(old: Tensor, new: Tensor) -> Iterator[tuple[NDArray[np.int64], NDAr
         changed = (old != new).nonzero()[:, 0]
         yield changed.cpu().numpy(), (new[changed] - old[changed]).cpu().numpy()
         return
-    before, after = old.numpy(), new.numpy()
+    before, after = (np.frombuffer(memory_of(t), str(t.dtype).removeprefix("torch.")) for t in (old, new))
     for start in range(0, len(after), _BLOCK):
         old_block, new_block = before[start : start + _BLOCK], after[start : start + _BLOCK]
         positions = np.flatnonzero(old_block != new_block)

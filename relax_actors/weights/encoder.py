@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -125,11 +125,13 @@ class WeightEncoder:
     Args:
         source: the current weights.
         keep_base: whether to keep a copy of the last published weights, on their device, to compute deltas.
-        write: writes the current weights to a file; by default what `read` returns is written.
+        reading: held while copies of weights are read, where they may leave the device.
     """
 
-    def __init__(self, source: WeightSource, *, keep_base: bool) -> None:
-        self._source, self._keep_base = source, keep_base
+    def __init__(
+        self, source: WeightSource, *, keep_base: bool, reading: AbstractContextManager[Any] | None = None
+    ) -> None:
+        self._source, self._keep_base, self._reading = source, keep_base, reading or nullcontext()
         # With `keep_base` the tensors of this rank.
         self._current: dict[str, Tensor] | None = None
         self._fingerprint: str | None = None
@@ -160,7 +162,8 @@ class WeightEncoder:
         """Return the fingerprint of the current weights in the published dtype."""
         if self._fingerprint is None:
             if self._keep_base:
-                self._tensors()
+                with self._reading:
+                    self._tensors()
             else:
                 self._fingerprint = self._source.visit(ignore, self._source.ranks)
         assert self._fingerprint is not None  # noqa: S101 set by the visit
@@ -180,8 +183,9 @@ class WeightEncoder:
         """
         source = self._source
         if self._keep_base and len(paths) == source.ranks:
-            weights.save(self._tensors(), paths[source.rank])
-            return self.fingerprint()
+            with self._reading:
+                weights.save(self._tensors(), paths[source.rank])
+                return self.fingerprint()
         files = min(len(paths), source.ranks)
 
         def open_file(stack: ExitStack) -> Take:
@@ -202,8 +206,9 @@ class WeightEncoder:
         if self._base is None:
             return None
         fingerprint, base = self._base
-        delta = deltas.encode(base, self._tensors())
-        size, whole = (self._source.total(deltas.nbytes(tensors)) for tensors in (delta, self._tensors()))
+        with self._reading:
+            delta = deltas.encode(base, self._tensors())
+            size, whole = (self._source.total(deltas.nbytes(tensors)) for tensors in (delta, self._tensors()))
         return None if size > MAX_DELTA_SHARE * whole else partial(self._write_delta, delta, fingerprint)
 
     def _write_delta(self, delta: dict[str, Tensor], base: str, *paths: Path) -> str:

@@ -13,7 +13,15 @@ MAX_SERVED = 1000
 
 
 class EngineWeights:
-    """Swaps staged weights in, between two batches or two tokens; nothing else may load weights into the engine."""
+    """Swaps staged weights in, between two batches or two tokens; nothing else may load weights into the engine.
+
+    Invariant: what is offered is staged. The lock is held for a swap, and never while weights are prepared or staged.
+
+    Attributes:
+        serving: version in use.
+        served: fingerprints of the weights that the engine has served, by version.
+        swap_seconds: duration of the last swap.
+    """
 
     def __init__(self, engine: WeightConsumer) -> None:
         self._engine = engine

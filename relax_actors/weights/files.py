@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ class Fingerprint:
         """Add the next tensor, on any device."""
         data = tensor.detach().contiguous().cpu()
         self._hasher.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
-        self._hasher.update(_bytes_of(data))
+        self._hasher.update(memory_of(data))
         self._prefixes += self._hasher.digest()[:PREFIX_BYTES]
 
     def hexdigest(self) -> str:
@@ -108,8 +109,14 @@ def fingerprint_of_files(shards: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _bytes_of(data: Tensor) -> Any:
-    return data.reshape(-1).view(torch.uint8).numpy().data
+def memory_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU as bytes, which keep it alive.
+
+    `Tensor.numpy` would forbid to resize the storage for good, and memory that leaves a device is resized.
+    """
+    memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.tensor = tensor
+    return memoryview(memory).cast("B")
 
 
 class TensorFile:
@@ -141,7 +148,7 @@ class TensorFile:
     def write(self, name: str, tensor: Tensor) -> None:
         """Write a tensor, on any device."""
         self._file.seek(self._begin + self._offsets[name])
-        self._file.write(_bytes_of(tensor.detach().contiguous().cpu()))
+        self._file.write(memory_of(tensor.detach().contiguous().cpu()))
 
     def __enter__(self) -> Self:
         return self

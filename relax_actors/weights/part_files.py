@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from relax_actors.weights.files import DTYPE_CODES
+from relax_actors.weights.files import DTYPE_CODES, memory_of
 
 _ALIGNMENT = 8
 
@@ -63,7 +62,7 @@ def save(parts: Mapping[str, Part], path: Path) -> None:
         for name in names:
             part = parts[name]
             row = math.prod(part.shape[1:]) * part.rows.element_size()
-            data = part.rows.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
+            data = memory_of(part.rows.detach().contiguous().cpu())
             _write(descriptor, data, len(head) + starts[name] + part.first * row)
     finally:
         os.close(descriptor)

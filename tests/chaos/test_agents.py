@@ -143,7 +143,7 @@ def test_players_of_killed_agents_say_what_they_would_have_said(make_run: MakeRu
         "reward.function=environment",
         "run.steps=5",
     )
-    alone = make_run("calm", *settings, config=AGENTS).complete_healthy()
+    alone = make_run("calm", *settings, config=AGENTS).complete()
     run = make_run("killed", *settings, config=AGENTS).start()
     for cell, victim in (
         ("group.0.1.turns.0.2", "rollout.0"),

@@ -27,7 +27,7 @@ def judged(folder: Path, **options: str) -> tuple[str, ...]:
 @pytest.mark.timeout(300)
 def test_a_judge_that_fails_is_slow_and_is_killed_gives_the_same_weights(make_run: MakeRun, tmp_path: Path) -> None:
     folder = plain_judge(tmp_path / "judge")
-    expected = make_run("calm", *judged(folder)).complete_healthy()
+    expected = make_run("calm", *judged(folder)).complete()
     bad = judged(folder, actor="'tiny_judges.BadJudge'")
     run = make_run("killed", *bad, "supervision.max_failures=50").start()
     kill_at(run, "judge.0", "group.0.0.trajectory")

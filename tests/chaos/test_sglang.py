@@ -37,6 +37,7 @@ ON_POLICY = (*SERVED, "staleness.max=0", "run.deterministic=true", "run.steps=6"
 ADAPTER = SUPPORT / "tiny_adapter.toml"
 SAMPLED = ("rollout.group_size=4", "rollout.max_tokens=6", "reward.function=tiny_tasks.share_of_sevens")
 """What a run that trains an adapter has besides, to sample its rows."""
+TURNS = ("placement.colocate=[['rollout', 'trainer']]",)
 LONG = 600.0
 
 
@@ -102,13 +103,17 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     wait_until(lambda: removed(used), "removal of the servers' segments", 10)
 
 
-@pytest.mark.parametrize("config", [TINY, IMAGES, ADAPTER], ids=["text", "images", "adapter"])
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [(TINY, ()), (IMAGES, ()), (ADAPTER, ()), (TINY, TURNS)],
+    ids=["text", "images", "adapter", "colocated"],
+)
 def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
-    make_run: MakeRun, tmp_path: Path, config: Path
+    make_run: MakeRun, tmp_path: Path, config: Path, more: tuple[str, ...]
 ) -> None:
     base = (f"model.path={base_folder(tmp_path)}", *SAMPLED) if config == ADAPTER else ()
     alone = make_run("calm", *ON_POLICY, *base, config=config).complete(LONG)["weights_fingerprint"]
-    run = make_run("killed", *ON_POLICY, *base, config=config).start()
+    run = make_run("killed", *ON_POLICY, *base, *more, config=config).start()
     wait_for_cell(run, "batch.0", 400)  # the server has started
     kill_at(run, "rollout.0", "weights.1")
     wait_for_cell(run, "weights.2", 200)

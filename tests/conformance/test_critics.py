@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,8 @@ class TestTorchCritic(CriticConformance):
 
     @pytest.fixture
     def make(self, tmp_path: Path) -> MakeCritic:
-        config = config_of(tmp_path / "run", QWEN3, trainer={"max_tokens_per_microbatch": 64})
-
-        def make(path: Path | None = None) -> TorchCritic:
+        def make(path: Path | None = None, **trainer: Any) -> TorchCritic:
+            config = config_of(tmp_path / "run", QWEN3, trainer={"max_tokens_per_microbatch": 64} | trainer)
             critic = TorchCritic(config, CriticSection(learning_rate=1e-2, value_clip=0, path=path))
             critic.initialise(policy_of(config, tmp_path) if path is None else None)
             return critic

@@ -41,9 +41,8 @@ class TestMegatronCritic(CriticConformance):
 
     @pytest.fixture(params=["float32", "bfloat16"])
     def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> MakeCritic:
-        config = config_of(tmp_path / "run", DENSE, trainer={"precision": request.param})
-
-        def make(path: Path | None = None) -> MegatronCritic:
+        def make(path: Path | None = None, **trainer: Any) -> MegatronCritic:
+            config = config_of(tmp_path / "run", DENSE, trainer={"precision": request.param} | trainer)
             settings = CriticSection(backend="megatron", learning_rate=1e-2, value_clip=0, path=path)
             critic = MegatronCritic(config, settings)
             critic.initialise(policy_of(config, tmp_path) if path is None else None)

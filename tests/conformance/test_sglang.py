@@ -6,6 +6,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from relax_actors.engines.sglang.teacher import SglangTeacher
 from relax_actors.engines.torch.scorer import TorchTeacher
 from relax_actors.errors import ActorError
 from tests.conformance.base.inference_engine import FollowsGrammars, LanguageModelConformance, RowsJoin
-from tests.support.models import publish, random_weights
+from tests.support.models import publish, random_weights, request_of
 from tests.support.sglang_servers import DENSE, Kept, config_of, engine_of, skip_if_missing
 
 skip_if_missing()
@@ -68,6 +69,29 @@ class TestSglangEngine(LanguageModelConformance, RowsJoin, FollowsGrammars):
                 np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=1e-5)
                 assert np.array_equal(ours.top_ids, theirs.top_ids)
         remote.close()
+
+
+def test_server_that_left_its_device_goes_on_also_with_the_next_incarnation(server: Kept, tmp_path: Path) -> None:
+    requests = [request_of("12>", seed, samples=2, greedy_samples=2, max_tokens=8) for seed in range(2)]
+    with engine_of(server) as engine:
+        engine.load(3, *publish(random_weights(server.config), tmp_path / "published"))
+        before = engine.generate(requests, lambda: None)
+        for _ in range(2):
+            engine.release_memory(None)
+            engine.release_memory(None)
+            engine.resume_memory()
+            engine.resume_memory()
+        after = engine.generate(requests, lambda: None)
+        starts = server.starts
+        engine.release_memory(None)
+    with engine_of(server) as engine:
+        engine.load(3, *publish(random_weights(server.config), tmp_path / "published"))
+        later = engine.generate(requests, lambda: None)
+    for one, *others in zip(*(chain.from_iterable(each) for each in (before, after, later)), strict=True):
+        for other in others:
+            assert one.tokens.tolist() == other.tokens.tolist()
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+    assert server.starts == starts
 
 
 def test_teacher_that_does_not_answer_is_named_with_the_remedy() -> None:

@@ -68,7 +68,9 @@ PROGRAMS = {
     ),
     "overhead.py": Program("--steps 2", (r"broker +\d", r"overhead +-?\d")),
     "packing.py": Program("--repeats 1", (r"packed", r"\d\.\d")),
-    "precision.py": Program("--layers 1 --hidden 32 --vocabulary 64", (r"bfloat16", r"float16")),
+    "precision.py": Program(
+        "--layers 1 --hidden 32 --vocabulary 64", (r"bfloat16", r"float16", r"float8", r"trained for 4 bits")
+    ),
     "ppo_vs_trl.py": Program("--steps 3 --warm-up 1 --repeats 1 --trl-python {python}", (r"completions",), ("trl",)),
     "r3.py": Program("--backend torch --steps 2", (r"torch",)),
     "recompute.py": Program("--tokens 512 --layers 2 --hidden 32", (r"none: +\d+ MiB", r"full: +\d+ MiB")),
@@ -90,6 +92,10 @@ PROGRAMS = {
         "--layouts tp2 --images 2 --patches 64 --depth 1 --steps 1",
         (r"tp2: CPU seconds of a step \d+\.\d+ alone", r"MiB shared \(\d+%\)"),
         ("megatron",),
+    ),
+    "turns.py": Program(
+        "--layers 2 --hidden 128 --steps 2",
+        (r"beside each other", r"in turns, memory leaves +│ +\d+ │ +[\d.]+ │ +[1-9]"),
     ),
     "vocabulary.py": Program("--tokens 64 --vocabulary 512 --hidden 16", (r"chunks: +\d+ MiB",)),
     "weights.py": Program("--layers 1 --steps 1 --rate 1e-6", (r"\d",)),

@@ -65,6 +65,8 @@ def test_branch_with_another_setting_parts_at_its_step(kept_run: Run) -> None:
     difference = found["difference"]
     assert (difference["step"], difference["tensor"]) == (4, "model.embed_tokens.weight")
     assert (found["steps"]["equal"], "row" in difference) == (4, False)
+    itself = relax("diff", "kept", str(kept_run.folder.root), cwd=kept_run.cwd, deadline=DEADLINE)
+    assert (itself.returncode, "are the same run" in itself.stderr) == (2, True)
     shown = relax("diff", "kept", "faster", cwd=kept_run.cwd, deadline=DEADLINE)
     assert "setting trainer.learning_rate: 0.001 -> 0.002" in shown.stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from relax_actors.errors import ActorError
 from relax_actors.runtime import device_lock
-from relax_actors.runtime.device_lock import DeviceLock
+from relax_actors.runtime.device_lock import DeviceLock, is_held_by
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
 
@@ -84,6 +85,16 @@ def test_killed_holder_releases_the_device_at_once(tmp_path: Path, make_context:
     mine.close()
 
 
+def test_server_sees_when_its_actor_has_the_device(tmp_path: Path) -> None:
+    paths = [tmp_path / "0.lock"]
+    assert not is_held_by(paths, "rollout.1")
+    with computing(tmp_path, "rollout.1#7", 60):
+        wait_until(lambda: is_held_by(paths, "rollout.1"), "turn of the actor")
+        assert not is_held_by(paths, "rollout.0")
+        assert not is_held_by(paths, "rollout")
+    assert not is_held_by(paths, "rollout.1")  # it had the device last, and is gone
+
+
 def test_long_wait_names_the_holder_counts_as_progress_and_ends_after_patience(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +140,7 @@ full = [Path(lock).with_suffix(".full") for lock in locks]
 
 class Engine:
     here = False
-    def release_memory(self):
+    def release_memory(self, folder):
         if self.here:
             for path in full:
                 path.unlink()
@@ -146,7 +157,8 @@ class Engine:
 def fail(error):
     raise SystemExit(repr(error))
 
-context = SimpleNamespace(author=name, progress=lambda: None, journal=None, fail=fail)
+journal = SimpleNamespace(metric=lambda figures: None)
+context = SimpleNamespace(author=name, progress=lambda: None, journal=journal, fail=fail)
 lock_device = DeviceLock([Path(lock) for lock in locks], context, 60)
 lock_device.add(Engine())
 while True:
@@ -177,18 +189,42 @@ def test_idle_holder_hands_the_device_over(tmp_path: Path, make_context: MakeCon
     mine = DeviceLock([tmp_path / "0.lock"], make_context("rollout"), 30.0)
     moved: list[str] = []
 
-    def release() -> int:
+    def release(_: Path | None) -> int:
         moved.append("out")
         return 5 << 20
 
-    mine.add(SimpleNamespace(release_memory=release, resume_memory=lambda: moved.append("in")))
+    def resume() -> int:
+        moved.append("in")
+        return 4 << 20
+
+    mine.add(SimpleNamespace(release_memory=release, resume_memory=resume))
     with mine():
         pass
     assert moved == ["out", "in"]
     with resident(tmp_path, "b", 0):
         wait_until(lambda: "b" in log_of(tmp_path), "a turn of the other")
     assert moved == ["out", "in", "out"]
-    assert mine.metrics()["device_released_mib"] == 5
+    figures = mine.metrics()
+    assert (figures["device_released_mib"], figures["device_resumed_mib"], figures["device_turns"]) == (5, 4, 2)
+    mine.close()
+
+
+def test_full_disk_is_waited_for_before_another_actor_computes(tmp_path: Path, make_context: MakeContext) -> None:
+    context, errors, folders = make_context("rollout"), list[str](), list[Path | None]()
+    context.wait_for_room = lambda error: errors.append(str(error))
+    mine = DeviceLock([tmp_path / "0.lock"], context, 30.0, folder=tmp_path)
+
+    def release(folder: Path | None) -> int:
+        folders.append(folder)
+        if len(folders) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return 0
+
+    mine.add(SimpleNamespace(release_memory=release, resume_memory=lambda: 0))
+    assert folders == [tmp_path] * 3
+    assert len(errors) == 2
+    assert f"{tmp_path} has no room" in errors[0]
+    assert 'set placement.release = "host"' in errors[0]
     mine.close()
 
 
@@ -219,7 +255,7 @@ def test_memory_that_becomes_free_late_is_waited_for_and_the_device_is_free_wher
             raise OutOfMemoryError("CUDA out of memory")
         return 0
 
-    mine.add(SimpleNamespace(release_memory=lambda: 0, resume_memory=resume))
+    mine.add(SimpleNamespace(release_memory=lambda _: 0, resume_memory=resume))
     with mine():
         assert misses == -1
     other = DeviceLock([tmp_path / "0.lock"], make_context("trainer"), 30.0)

@@ -43,6 +43,8 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "pp2": ("qwen2_5_omni_thinker", {"pipeline_parallel": 2, "recompute": "full"}),
 }
 """Layouts whose ranks are compared with ranks that do not share the towers."""
+UNUSED = "audio_tower.audio_bos_eos_token.weight"
+"""Weight of Qwen2.5-Omni that its model never reads."""
 
 
 def nothing() -> None:
@@ -126,7 +128,7 @@ def test_ranks_that_share_the_towers_train_what_each_alone_would_and_replay_thei
         step = (tensor - before[weight]).abs().max()
         # Updates are gradients here. Sums in another order differ in the last bits of weights and gradients.
         assert (after[weight] - tensor).abs().max() <= 1e-5 * max(step, tensor.abs().max()), weight
-        assert step or not tensor.numel(), f"{weight} is not trained"
+        assert step or weight.endswith(UNUSED), f"{weight} is not trained"
     started(shared)
     assert train(shared, samples, 0, nothing).metrics == metrics
     assert shared.fingerprint() == fingerprint

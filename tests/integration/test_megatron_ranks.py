@@ -154,6 +154,39 @@ def alone_of(tmp_path: Path) -> TrainingEngine:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("layout", ["ep2", "pp2"])
+def test_overflow_skips_the_update_of_all_ranks_which_leave_their_devices_together(
+    group_of: Callable[..., TrainerGroup], tmp_path: Path, layout: str
+) -> None:
+    scaled = {"precision": "float16", "loss_scale": {"initial": 2.0**24, "growth_interval": 1}}
+    group, away = group_of(configured(tmp_path, *LAYOUTS[layout], **scaled)), tmp_path / "away"
+    both = []
+    for leaves in (False, True):
+        begun(group)
+        found, sizes = [], set()
+        for step in range(10):
+            group.accumulate(batch_of(step), nothing)
+            if leaves:
+                group.release_memory(away)
+                group.resume_memory()
+            before = group.fingerprint()
+            found.append(dict(group.step(step, nothing).metrics))
+            if leaves:
+                sizes.add(group.release_memory(away))
+            skipped = bool(found[-1]["skipped_updates"])
+            assert (group.fingerprint() == before) == skipped  # read while the memory is away
+            group.resume_memory()
+        both.append((found, group.fingerprint()))
+    assert both[0] == both[1]
+    skips = [figures["skipped_updates"] for figures in found]
+    assert (skips[0], min(skips)) == (1, 0)
+    scales = [figures["loss_scale"] for figures in found]
+    assert scales[1:] == [s / 2 if skip else 2 * s for s, skip in zip(scales, skips, strict=True)][:-1]
+    assert max(sizes) > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_two_ranks_of_any_layout_train_what_one_process_trains(
     tmp_path: Path, group_of: Callable[..., TrainerGroup], name: str

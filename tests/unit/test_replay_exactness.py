@@ -6,7 +6,7 @@ import pytest
 
 from relax_actors.config import Config, load_config
 from relax_actors.errors import ConfigError
-from relax_actors.replay.exactness import check_devices, why_inexact
+from relax_actors.replay.exactness import check_devices, why_inexact, why_samples_inexact
 from tests.support.running import TINY
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -33,14 +33,22 @@ def test_device_that_an_old_run_left_open_is_said_to_round_differently(determini
     assert "unless the run was trained on a CPU" in why_inexact(config_of("run.deterministic=true"), H100, {})
 
 
-def test_device_of_the_checkpoint_decides_where_it_is_recorded() -> None:
-    exact = config_of("run.deterministic=true")
-    assert why_inexact(exact, "", {"trainer.device": "cpu"}) == ""
-    assert why_inexact(exact, H100, {"trainer.device": f"cuda ({H100})"}) == ""
-    shown = why_inexact(exact, "", {"trainer.device": f"cuda ({H100})"})
-    assert shown.startswith(f"trainer.device: the run computed on cuda ({H100}), and cpu computes here")
-    other = why_inexact(exact, "NVIDIA A100", {"trainer.device": f"cuda ({H100})"})
-    assert "cuda (NVIDIA A100) computes here" in other
+def test_devices_of_the_checkpoints_around_the_step_decide_where_they_are_recorded() -> None:
+    exact, gpu = config_of("run.deterministic=true"), f"cuda ({H100})"
+    assert why_inexact(exact, "", {"trainer.device": ("cpu", "cpu")}) == ""
+    assert why_inexact(exact, H100, {"trainer.device": (gpu, gpu)}) == ""
+    for moved in ((gpu, gpu), ("cpu", gpu), (gpu, "cpu")):
+        shown = why_inexact(exact, "", {"trainer.device": moved})
+        assert shown.startswith(f"trainer.device: the run computed on {gpu}, and cpu computes here")
+    assert "cuda (NVIDIA A100) computes here" in why_inexact(exact, "NVIDIA A100", {"trainer.device": (gpu, gpu)})
+    # No checkpoint follows, so nothing says who trained behind the last one.
+    assert "unless the run was trained on a GPU" in why_inexact(exact, "", {"trainer.device": ("cpu", "")})
+
+
+def test_samples_of_a_device_that_is_not_known_may_differ() -> None:
+    assert why_samples_inexact("cpu", H100) == ""
+    assert "the CPU samples here" in why_samples_inexact("auto", "")
+    assert f"cuda ({H100}) samples here" in why_samples_inexact("cuda", H100)
 
 
 def test_missing_gpu_is_named_before_anything_is_computed() -> None:

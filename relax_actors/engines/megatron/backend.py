@@ -62,6 +62,12 @@ class MegatronTrainingBackend(TrainingBackend):
                 'trainer.backend = "torch"'
             )
             raise ConfigError(msg)
+        if config.trainer.fake_quant is not None:
+            msg = (
+                '[trainer.fake_quant] with trainer.backend = "megatron": its optimizer has its own weights, which are '
+                'not moved to a grid; set trainer.backend = "torch", or leave the section out'
+            )
+            raise ConfigError(msg)
         yield from _check("trainer", found := layout.Layout.of(config.trainer.megatron), model)
         check_adapter(config, found, model, "trainer")
         if config.trainer.stream and not found.streams:

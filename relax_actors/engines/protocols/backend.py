@@ -75,9 +75,12 @@ class InferenceBackend(Backend, Protocol):
 
     Attributes:
         has_entropies: whether the engine gives `Generation.entropies`; a run with record.entropy is refused otherwise.
+        repeats_samples: whether the samples of a row follow from weights, prompt and seed with run.deterministic, so
+            that `relax replay RUN --rollout` can draw them again.
     """
 
     has_entropies: bool = False
+    repeats_samples: bool = False
 
     def build(self, context: Context) -> InferenceEngine:
         """Build the engine of one actor, in the actor's process.

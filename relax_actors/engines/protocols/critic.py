@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import AccumulatesSteps, SavesState, SupportsAsyncSave
+from relax_actors.runtime.device_lock import ReleasesMemory
 
 
 class CriticEngine(AccumulatesSteps, SavesState, Protocol):
@@ -43,5 +44,5 @@ class CriticEngine(AccumulatesSteps, SavesState, Protocol):
         """Write the critic as a Hugging Face folder, which critic.path can name."""
 
 
-class RankCritic(CriticEngine, SupportsAsyncSave, Protocol):
+class RankCritic(CriticEngine, SupportsAsyncSave, ReleasesMemory, Protocol):
     """Critic of one rank of several; see `RankEngine`."""

@@ -14,7 +14,7 @@ class StopStrings:
 
     The text is that of the sampled tokens alone, as UTF-8 with special tokens spelled out. A string may begin and end
     within a token. The state of a sample is one number, which depends on its tokens only: an automaton (Aho and
-    Corasick, 1975) over bytes, whose steps over whole tokens are computed once. For one thread.
+    Corasick, 1975) over bytes, whose steps over whole tokens are computed once. For one thread. No string is empty.
     """
 
     def __init__(self, strings: Sequence[str], token_bytes: Callable[[int], bytes]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.runtime.device_lock import ReleasesMemory
 from relax_actors.runtime.profiles import SupportsProfile
 from relax_actors.weights.protocols import SupportsPrefixes, WeightProducer
 
@@ -123,7 +124,9 @@ class MeasuresGradients(Protocol):
         """Add `gradient` to the measurements of micro-batches: the norm of what has been accumulated up to it."""
 
 
-class RankEngine(TrainingEngine, SupportsScore, SupportsAsyncSave, SupportsPrefixes, SupportsProfile, Protocol):
+class RankEngine(
+    TrainingEngine, SupportsScore, SupportsAsyncSave, SupportsPrefixes, SupportsProfile, ReleasesMemory, Protocol
+):
     """Engine of one rank of several.
 
     Methods are collective: all ranks must call them in the same order with the same arguments. Metrics and log-probs

@@ -133,6 +133,8 @@ def _shared_methods(engine: RankEngine | RankCritic, progress: Callable[[], None
         "finish_save": saving.finish,
         "load": lambda folder: engine.load(path_of(folder)),
         "export": lambda folder: engine.export(path_of(folder)),
+        "release_memory": lambda folder: engine.release_memory(None if folder is None else path_of(folder)),
+        "resume_memory": engine.resume_memory,
     }
 
 
@@ -172,6 +174,8 @@ def _path_of(roots: list[str], own: list[Path]) -> ToPath:
 
 def _begin(config: Config, start: dict[str, Any], channel: Channel) -> Methods:
     """Join the other ranks and build the engine of the role; returns its methods."""
+    import relax_actors.engines.lean_imports  # noqa: F401, PLC0415 before an engine imports transformers
+
     rank, is_critic = start["rank"], start["role"] == "critic"
     section = critic_section(config) if is_critic else config.trainer
     use_network(local_address(start["host"]))

@@ -303,6 +303,14 @@ class RankGroup:
         self._kept.clear()
         self._call("load", str(folder))
 
+    def release_memory(self, folder: Path | None) -> int:
+        """Move the memory of all ranks off their devices, all at once; see `ReleasesMemory`."""
+        return sum(self._call_all("release_memory", None if folder is None else str(folder)))
+
+    def resume_memory(self) -> int:
+        """Move it back; see `ReleasesMemory`."""
+        return sum(self._call_all("resume_memory"))
+
     def export(self, folder: Path) -> None:
         """Write a model folder; see `WeightProducer` and `CriticEngine`."""
         self._call("export", str(folder))

@@ -85,6 +85,7 @@ class ServerConnection:
         """Why the server did not complete a weight update during generation; its weights are unknown then."""
         self.losses = 0
         """Number of servers that were lost."""
+        self._is_away = False
 
     def call(self, request: Callable[[Server], None]) -> None:
         """Make a request to the server in use, or to the next one; raises ActorError if none answers in time."""
@@ -110,11 +111,39 @@ class ServerConnection:
                 self.server = server = Server(record)
                 server.abort()
                 server.resume()
-                self.room = server.room()
+                server.resume_memory()  # left away by an earlier incarnation; this actor has the device now
+                self._is_away, self.room = False, server.room()
                 self.streams = RowStreams(record, self.limit, keep_partial=settings.keep_partial, counts=self.counts)
                 return server
             time.sleep(POLL_SECONDS)
             settings.progress()
+
+    def release_memory(self) -> int:
+        """Have the idle server leave its GPU; return the bytes that it frees there."""
+        server, room = self.server, self.room
+        if server is None or room is None or self._is_away:
+            return 0
+        try:
+            self.wait_until_idle(server)
+            server.release_memory()
+        except ServerGoneError as error:
+            self.discard(str(error))
+            return 0
+        self._is_away = True
+        return room.leaving_bytes
+
+    def resume_memory(self) -> int:
+        """Have the server return to its GPU; return the bytes that it takes there."""
+        server, room = self.server, self.room
+        if server is None or room is None or not self._is_away:
+            return 0
+        self._is_away = False
+        try:
+            server.resume_memory()
+        except ServerGoneError as error:
+            self.discard(str(error))
+            return 0
+        return room.leaving_bytes
 
     def wait_until_idle(self, server: Server) -> None:
         """Wait until a server has no requests, which flushes its cache; raises ServerGoneError if they do not end."""

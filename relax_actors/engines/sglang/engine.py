@@ -207,6 +207,15 @@ class SglangEngine(GenerateMixin):
         for name in server.adapters() - used:
             server.unload_adapter(name)
 
+    def release_memory(self, folder: Path | None) -> int:
+        """Have the server keep its weights in host memory, and forget keys and values; see `ReleasesMemory`."""
+        del folder
+        return self._connection.release_memory()
+
+    def resume_memory(self) -> int:
+        """Have it return; see `ReleasesMemory`."""
+        return self._connection.resume_memory()
+
     def wait_for_server(self) -> None:
         """Wait for a server, so that an actor without one takes no rows; raises ActorError if none is ready in time."""
         self._connection.call(lambda _: None)

@@ -27,6 +27,9 @@ UNLOAD_SECONDS = 5.0
 OK = 200
 UNFINISHED = "unfinished"
 """Name of the weights while an update is in progress."""
+AWAY = "away:"
+"""Beginning of the name of weights that have left the GPU."""
+GIB = 1 << 30
 
 
 class ServerGoneError(EngineError):
@@ -40,10 +43,12 @@ class ServerRoom:
     Attributes:
         cache: tokens in the key-value cache; None if the server does not say.
         sequence: prompt and completion of a sample; None if the server does not say.
+        leaving_bytes: bytes of GPU memory that `release_memory` frees; 0 on a CPU.
     """
 
     cache: int | None = None
     sequence: int | None = None
+    leaving_bytes: int = 0
 
 
 class Server:
@@ -69,7 +74,7 @@ class Server:
         # Servers of other versions, which the run did not start, may not know the path.
         found = answer.json() if answer.status_code == OK else {}
         # A server takes prompts of fewer tokens than its `max_req_input_len`.
-        return ServerRoom(found.get("max_total_num_tokens"), found.get("max_req_input_len"))
+        return ServerRoom(found.get("max_total_num_tokens"), found.get("max_req_input_len"), _leaving_bytes(found))
 
     def load_files(self, folder: Path, identity: str) -> None:
         """Load a folder of safetensors and flush the key-value cache."""
@@ -145,7 +150,10 @@ class Server:
 
         A failed update leaves a mixture of two versions.
         """
-        self._ask("POST", "/update_weight_version", {"new_version": UNFINISHED, "abort_all_requests": False})
+        self._rename(UNFINISHED)
+
+    def _rename(self, name: str) -> None:
+        self._ask("POST", "/update_weight_version", {"new_version": name, "abort_all_requests": False})
 
     def end_update(self) -> None:
         """Complete an update that an earlier incarnation of the actor left open when it was killed.
@@ -153,6 +161,23 @@ class Server:
         The weights may have their name by then without the processing that ends an update.
         """
         self._send("POST", "/end_weight_update", {}, LOAD_SECONDS)
+
+    def release_memory(self) -> None:
+        """Free the GPU memory of weights, which stay in host memory, and of the key-value cache, which is lost.
+
+        The name of the weights says so, for the next incarnation of the actor: to resume what was not released ends a
+        server. The server must be idle. A server on a CPU answers, and frees nothing.
+        """
+        self._rename(AWAY + self.identity())
+        self._ask("POST", "/release_memory_occupation", {}, LOAD_SECONDS)
+
+    def resume_memory(self) -> bool:
+        """Take the memory back, and give the weights their name; return whether it was released."""
+        if not (name := self.identity()).startswith(AWAY):
+            return False
+        self._ask("POST", "/resume_memory_occupation", {}, LOAD_SECONDS)
+        self._rename(name.removeprefix(AWAY))
+        return True
 
     def pause(self) -> None:
         """Pause between two tokens; running samples return to the queue.
@@ -192,6 +217,15 @@ class Server:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+
+def _leaving_bytes(info: Mapping[str, Any]) -> int:
+    """Return the GPU memory of weights and key-value cache of all ranks of a server, from its `/server_info`."""
+    if not str(info.get("device", "")).startswith("cuda"):
+        return 0
+    usages = [state.get("memory_usage", {}) for state in info.get("internal_states", ())]
+    of_rank = sum(float(usage.get(name, 0)) for usage in usages for name in ("weight", "kvcache"))
+    return int(of_rank * int(info.get("tp_size", 1)) * GIB)
 
 
 def authorization(record: ServerRecord) -> dict[str, str]:

@@ -55,6 +55,8 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
         flags.append("enable-return-routed-experts")
     if config.model.fp32_lm_head:
         flags.append("enable-fp32-lm-head")
+    if cuda and config.placement.leaves_device("rollout"):
+        flags += ["enable-memory-saver", "enable-weights-cpu-backup"]
     if config.run.deterministic:
         flags.append("enable-deterministic-inference")
     if cuda and (gpu := device_index(own_device(rollout.device))):

@@ -15,7 +15,8 @@ from relax_actors.media.family import Family
 class BarredIds:
     """Cuts the barred ids of a family, if any, out of logits.
 
-    `shard` are the token ids of the logits' columns; None for the whole vocabulary.
+    `shard` are the token ids of the logits' columns; None for the whole vocabulary. `ids` `[ids] int64` are the columns
+    of the barred ids, None if no id is barred.
     """
 
     def __init__(self, family: Family | None, device: torch.device, shard: range | None = None) -> None:

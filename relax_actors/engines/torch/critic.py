@@ -27,7 +27,6 @@ from relax_actors.engines.torch.adapter_folder import merged_source
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.devices import sharding_of
 from relax_actors.engines.torch.forward import Forward
-from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
 from relax_actors.engines.torch.model import build, build_critic, copy_into, read_folder, save_critic, tensors_of
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel
 from relax_actors.engines.torch.recompute import recompute_layers
@@ -72,7 +71,7 @@ class TorchCritic:
             recompute_layers(self._model)
         self._max_tokens = trainer.max_tokens_per_microbatch
         self._trained = OptimizedModel(self._model, own, AdamW.of_critic(settings, trainer), sharding)
-        self._source = sharding.source(own.tensors, torch.float32, self._trained.moving)
+        self._source = sharding.source(own.tensors, torch.float32, self._trained.memory)
 
     def _make(self, device: torch.device | None) -> PreTrainedModel:
         return build_critic(self._path, seed=self._config.run.seed, device=device)
@@ -144,19 +143,13 @@ class TorchCritic:
         """Return the fingerprint of the weights."""
         return self._source.visit(ignore, self._sharding.count)
 
-    def release_memory(self) -> int:
-        """Move weights, gradients and the optimizer's state to host memory; see `ReleasesMemory`."""
-        if not self._sharding.is_whole:
-            return 0  # offloaded: they are there between passes
-        with self._trained.moving:
-            return move_to_host(self._trained.tensors())
+    def release_memory(self, folder: Path | None) -> int:
+        """Move weights, gradients and the optimizer's state off the device; see `ReleasesMemory`."""
+        return self._trained.memory.release(folder)
 
     def resume_memory(self) -> int:
         """Move them back; see `ReleasesMemory`."""
-        if not self._sharding.is_whole:
-            return 0
-        with self._trained.moving:
-            return move_to_device(self._trained.tensors(), self._forward.device)
+        return self._trained.memory.resume()
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see `SavesState`."""
@@ -177,7 +170,7 @@ class TorchCritic:
             source = self._source if adapter is None else merged_source(adapter, torch.float32, sharding)
             write_shared(folder, self._make, source, "float32")
             return
-        with self._trained.moving:
+        with self._trained.memory:
             model = self._model
             if self._adapter is not None:
                 model = self._make(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,9 @@ from relax_actors.engines.torch.adapter_folder import export_adapter
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.devices import sharding_of
 from relax_actors.engines.torch.experts import Routers
+from relax_actors.engines.torch.fake_quant import GridWeights
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.frozen import freeze
-from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
 from relax_actors.engines.torch.model import copy_into, has_weights, read_folder, tensors_of
 from relax_actors.engines.torch.objective import StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel
@@ -102,16 +102,22 @@ class TorchEngine(Profiled):
         if settings.recompute == "full":
             recompute_layers(self._model, self._routers)
         self._reference: Reference | None = None
-        self._trained = OptimizedModel(self._model, own, AdamW.of_trainer(settings), self._sharding)
+        quant = settings.fake_quant
+        grid = None if quant is None else GridWeights(self._model, quant, self._sharding)
+        self._trained = OptimizedModel(self._model, own, AdamW.of_trainer(settings), self._sharding, grid)
         self._passes = Passes(
             self._forward, self._trained, self._sharding, self._routers, self._max_tokens, replay_comparison_interval
         )
-        self._source = self._sharding.source(own.tensors, self._dtype, self._trained.moving)
-        self._encoder = WeightEncoder(self._source, keep_base=config.publishes_deltas)
+        self._source = self._sharding.source(own.tensors, self._dtype, self._trained.memory)
+        reading = None if self._sharding.is_whole else self._trained.memory
+        self._encoder = WeightEncoder(self._source, keep_base=config.publishes_deltas, reading=reading)
+        self._trained.beside += [self._encoder.copies, self._of_reference]
         self._coefficients = StepCoefficients(config.algorithm, settings)
         # Loss of the current update, and the sequences that it keeps until `step`.
         self._objective: StepObjective | None = None
         self._kept: list[Sequence[TrainSample]] = []
+        # Waits for the thread that writes the last checkpoint, which reads the reference.
+        self._end_save: Callable[[], None] = lambda: None
 
     @property
     def model(self) -> PreTrainedModel:
@@ -131,6 +137,7 @@ class TorchEngine(Profiled):
             copy_into(self._model, stored, str(path))
         else:
             self._sharding.draw(self._model, partial(self._built, seed))
+        self._trained.take_grid()
         self._encoder.invalidate()
         self._trained.reset()
         self._coefficients = StepCoefficients(self._config.algorithm, self._config.trainer)
@@ -160,7 +167,7 @@ class TorchEngine(Profiled):
     def _made_reference(self) -> Reference:
         """Return the reference, with any weights."""
         if self._adapter is not None:
-            return AdapterReference(self._adapter, self._trained.moving)
+            return AdapterReference(self._adapter, self._trained.memory)
 
         def build() -> PreTrainedModel:
             return self._forward.prepare(self._sharding.build(partial(self._built, None), self._family))
@@ -230,25 +237,17 @@ class TorchEngine(Profiled):
         self._encoder.invalidate()
         return measured
 
-    def release_memory(self) -> int:
-        """Move weights, gradients and the optimizer's state to host memory; see `ReleasesMemory`."""
-        if not self._sharding.is_whole:
-            return 0  # offloaded: they are there between passes
-        with self._trained.moving:
-            return move_to_host(self._on_device())
+    def release_memory(self, folder: Path | None) -> int:
+        """Move weights, gradients and the optimizer's state off the device; see `ReleasesMemory`."""
+        self._end_save()
+        return self._trained.memory.release(folder)
 
     def resume_memory(self) -> int:
         """Move them back; see `ReleasesMemory`."""
-        if not self._sharding.is_whole:
-            return 0
-        with self._trained.moving:
-            return move_to_device(self._on_device(), self._device)
+        return self._trained.memory.resume()
 
-    def _on_device(self) -> Iterator[Tensor]:
-        yield from self._trained.tensors()
-        yield from self._encoder.copies()
-        if self._reference is not None:
-            yield from self._reference.resident()
+    def _of_reference(self) -> Iterable[Tensor]:
+        return () if self._reference is None else self._reference.resident()
 
     @property
     def shards(self) -> int:
@@ -282,7 +281,8 @@ class TorchEngine(Profiled):
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """Write a copy of the state in the background; see `SupportsAsyncSave`."""
         write = self._trained.writer(self._config.trainer.precision, self._state(), unchanging=REFERENCE)
-        return run_in_background(partial(write, folder))
+        self._end_save = run_in_background(partial(write, folder))
+        return self._end_save
 
     def _state(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the tensors of a checkpoint by file name."""
@@ -305,7 +305,7 @@ class TorchEngine(Profiled):
     def export(self, folder: Path) -> None:
         """Write a model folder, or that of an adapter; see `WeightProducer`."""
         if self._adapter is not None:
-            with self._trained.moving:
+            with self._trained.memory:
                 export_adapter(self._adapter, folder, self._config, self._sharding)
             return
         if not self._sharding.is_whole:
@@ -314,7 +314,7 @@ class TorchEngine(Profiled):
         model = self._model
         if self._dtype != torch.float32:
             model = self._make(dtype=self._dtype)
-            with self._trained.moving:
+            with self._trained.memory:
                 copy_into(model, tensors_of(self._model), "training")
         complete_config(model, self._config)
         with weights.disk_errors(folder):

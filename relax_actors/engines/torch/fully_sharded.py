@@ -33,6 +33,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from relax_actors.engines.ranks.collectives import all_gather_messages, join
+from relax_actors.engines.torch.host_memory import Movable, MovableStorages, Tensors
 from relax_actors.engines.torch.model import own_rows, rows_of
 from relax_actors.engines.torch.module_memory import draw, give_memory, without_memory
 from relax_actors.engines.torch.multimodal import decoder_of
@@ -106,6 +107,10 @@ class FullySharded(Whole):
     def is_whole(self) -> bool:
         """Whether this process holds whole tensors."""
         return False
+
+    def movable(self, readable: Tensors, others: Tensors) -> Movable:
+        """Return what moves the rows of this rank, which FSDP2 has views of; see `Whole`."""
+        return MovableStorages(lambda: map(_local, readable()), lambda: map(_local, others()))
 
     def build(self, make: Make, family: Family | None) -> PreTrainedModel:
         """Build a model, which gets its memory layer by layer; see `Whole`.
@@ -255,6 +260,10 @@ class FullySharded(Whole):
         elif self.rank:
             rows = rows.new_empty(0)  # all ranks have it, and the first one writes it
         return Part(rows.to("cpu", copy=True) if copy else rows, tuple(tensor.shape), first)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return the rows of this rank; see `Whole`."""
+        return _local(tensor)
 
     def own(self, like: Tensor, whole: Tensor) -> Tensor:
         """Return a copy of the rows of this rank; see `Whole`."""

@@ -53,7 +53,7 @@ class Switch:
 
 
 class LowRank(nn.Module):
-    """Matrices A and B of one layer, by its numbers of inputs and outputs, and slot; both 0 and in float32."""
+    """Matrices of one layer and slot, both 0 and in float32: `down` is A `[rank, in]`, `up` is B `[out, rank]`."""
 
     def __init__(self, rank: int, inputs: int, outputs: int, device: torch.device) -> None:
         super().__init__()

@@ -6,19 +6,20 @@ The trainer's engine and the critic's share it.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from relax_actors.algorithms.losses import add_metrics
 from relax_actors.config.training import CriticSection, TrainerSection
 from relax_actors.engines.protocols.samples import MicroBatchPlan
+from relax_actors.engines.torch.fake_quant import GridWeights
+from relax_actors.engines.torch.host_memory import Movable, Tensors
 from relax_actors.engines.torch.loss_scale import LossScale
 from relax_actors.engines.torch.model import is_shared
 from relax_actors.engines.torch.sharding import Whole
@@ -28,6 +29,8 @@ from relax_actors.weights import files as weights
 
 OPTIMIZER = "optimizer.safetensors"
 MODEL = "model.safetensors"
+COPIES = "copies.safetensors"
+"""Copies in float32 of weights on a grid."""
 
 LossOf = Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
 """Return the loss of the sequences of a micro-batch, and measurements to combine with `add_metrics`."""
@@ -66,29 +69,41 @@ class OptimizedModel:
         weights: which of its weights are trained.
         settings: settings of the optimizer.
         sharding: how ranks share the model.
+        grid: keeps weights on a grid; None if all bits of them are trained.
 
     Attributes:
         weights: which weights of the model are trained.
         measured: measurements of each micro-batch of this rank since the last update.
         micro_batches: measurements of each micro-batch of the last update, of all ranks.
         measures_gradients: whether `micro_batches` have the norm of the gradients so far; for models that are whole.
-        moving: held while tensors move between device and host, and by other threads that read them.
+        memory: moves its tensors; held while others read the weights.
+        beside: each returns tensors on the device besides its own, which move with them.
     """
 
-    def __init__(self, model: PreTrainedModel, weights: TrainedWeights, settings: AdamW, sharding: Whole) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        weights: TrainedWeights,
+        settings: AdamW,
+        sharding: Whole,
+        grid: GridWeights | None = None,
+    ) -> None:
         self.model, self.weights, self._settings, self._sharding = model, weights, settings, sharding
+        self._grid = grid
         self.measured: list[dict[str, float]] = []
         self.micro_batches: list[dict[str, float]] = []
         self.measures_gradients = False
         self._gradients: list[float] = []
-        self.moving = threading.Lock()
+        self.beside: list[Tensors] = []
+        self.memory: Movable = sharding.movable(self._readable, self._unread)
         self.reset()
 
     def reset(self) -> None:
         """Create a new optimizer, without state."""
         self._scale, self._updates = LossScale.of(self._settings.trainer), 0
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
-        kinds = ([p for p in self._parameters if is_shared(p) is shared] for shared in (False, True))
+        optimized = [self._optimized(p) for p in self._parameters]
+        kinds = ([p for p in optimized if is_shared(p) is shared] for shared in (False, True))
         self._optimizer = torch.optim.AdamW(
             [{"params": kind} for kind in kinds if kind],  # torch updates them apart
             lr=self._settings.learning_rate,
@@ -98,11 +113,22 @@ class OptimizedModel:
             fused=self.model.device.type in ("cpu", "cuda"),
         )
 
+    def take_grid(self) -> None:
+        """Move weights to the grid, if they are trained on one; call it when the model has got other weights."""
+        if self._grid is not None:
+            self._grid.take()
+
+    def _optimized(self, weight: nn.Parameter) -> nn.Parameter:
+        """Return the tensor that the optimizer updates for a weight: the weight, or its copy where it is on a grid."""
+        return weight if self._grid is None else self._grid.copies.get(weight, weight)
+
     def discard(self) -> None:
         """Discard the accumulated gradients."""
         self.measured.clear()
         self._gradients.clear()
         self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def backward(self, plans: Iterable[MicroBatchPlan], loss_of: LossOf, progress: Callable[[], None]) -> None:
         """Run forward and backward, micro-batch by micro-batch."""
@@ -154,7 +180,11 @@ class OptimizedModel:
         norm = self._sharding.clip(self.model.parameters(), self._settings.max_grad_norm)
         of_update = self._scale.metrics_of(norm, measured.values())
         if "grad_norm" in of_update:
+            for parameter in self._parameters:
+                self._optimized(parameter).grad = parameter.grad
             self._optimizer.step()
+            if self._grid is not None:
+                self._grid.follow()
             self._updates += 1
         self.discard()
         return measured | of_update | {"micro_batches": count}
@@ -165,20 +195,25 @@ class OptimizedModel:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors on the device: weights, gradients and state of the optimizer."""
-        for parameter in self.model.parameters():
-            yield parameter
-            if parameter.grad is not None:
-                yield parameter.grad
+    def _readable(self) -> Iterator[Tensor]:
+        """Yield weights, and what is beside the model."""
+        yield from self.model.parameters()
+        for tensors in self.beside:
+            yield from tensors()
+
+    def _unread(self) -> Iterator[Tensor]:
+        """Yield gradients, and the state of the optimizer."""
+        yield from (parameter.grad for parameter in self.model.parameters() if parameter.grad is not None)
         for entry in self._optimizer.state.values():
             yield from (value for value in entry.values() if isinstance(value, Tensor))
+        yield from () if self._grid is None else self._grid.copies.values()
 
     def state(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the tensors of a checkpoint by file name; the optimizer's by the number of the weight."""
-        state = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
+        state = [self._optimizer.state.get(self._optimized(parameter), {}) for parameter in self._parameters]
         flat = {f"{i}.{name}": value for i, entry in enumerate(state) for name, value in entry.items()}
-        return {MODEL: self.weights.tensors(), OPTIMIZER: flat}
+        files: dict[str, Mapping[str, Tensor]] = {MODEL: self.weights.tensors(), OPTIMIZER: flat}
+        return files if self._grid is None else files | {COPIES: self._grid.tensors()}
 
     def writer(self, precision: str, state: Mapping[str, Mapping[str, Tensor]], unchanging: str | None = None) -> Write:
         """Return a function that writes the files of a checkpoint to a folder.
@@ -203,6 +238,8 @@ class OptimizedModel:
     def load(self, folder: Path) -> None:
         """Load the files of a checkpoint."""
         self.weights.copy(weights.load([folder / MODEL]), str(folder))
+        if self._grid is not None:
+            self._grid.take(weights.load([folder / COPIES]))
         self.reset()
         state: dict[int, dict[str, Tensor]] = {}
         places = {id(p): n for n, p in enumerate(p for group in self._optimizer.param_groups for p in group["params"])}
@@ -210,7 +247,7 @@ class OptimizedModel:
             index, _, name = key.partition(".")
             weight = self._parameters[int(index)]
             of_weight = value.shape == weight.shape and value.dim() > 0
-            entry = state.setdefault(places[id(weight)], {})
+            entry = state.setdefault(places[id(self._optimized(weight))], {})
             entry[name] = self._sharding.own(weight, value) if of_weight else value.clone()
         tree = self._optimizer.state_dict()
         tree["state"] = state

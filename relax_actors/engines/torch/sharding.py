@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from relax_actors.engines.torch.host_memory import Movable, MovableTensors, Tensors
 from relax_actors.engines.torch.model import copy_into, tensors_of
 from relax_actors.media.family import Family
 from relax_actors.weights import files as weights
@@ -47,6 +48,10 @@ class Whole:
     def is_whole(self) -> bool:
         """Whether this process holds whole tensors."""
         return True
+
+    def movable(self, readable: Tensors, others: Tensors) -> Movable:
+        """Return what moves an engine's tensors off the device; see `MovableStorages`."""
+        return MovableTensors(lambda: [*readable(), *others()], self.device)
 
     def build(self, make: Make, family: Family | None) -> PreTrainedModel:
         """Build a model; the weights of a shared one are arbitrary.
@@ -124,6 +129,10 @@ class Whole:
         """
         held = {n: t.detach().to("cpu", copy=True) for n, t in tensors.items()} if copy else tensors
         return partial(weights.save, held)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return the rows of a tensor that this process has; they share its memory."""
+        return tensor
 
     def own(self, like: Tensor, whole: Tensor) -> Tensor:
         """Return a copy of a whole tensor, sharded like another one."""

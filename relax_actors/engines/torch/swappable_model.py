@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
+from relax_actors.engines.torch.host_memory import MovableTensors
 from relax_actors.engines.torch.model import build, copy_into, read_folder
 from relax_actors.engines.torch.trained_weights import AllWeights, TrainedWeights
 from relax_actors.errors import StoreError
@@ -24,18 +23,18 @@ class SwappableWeights(ABC):
     """Parameters whose values are replaced version by version; implements `WeightConsumer`.
 
     Args:
+        device: torch device of the weights.
         follows: whether further versions will be loaded; memory for the next one is then kept allocated.
     """
 
-    def __init__(self, *, follows: bool) -> None:
+    def __init__(self, device: torch.device | str, *, follows: bool) -> None:
         self._version: int | None = None
         self._staged: tuple[int, dict[str, Tensor]] | None = None
         self._follows = follows
         self._spare: dict[str, Tensor] = {}
-        # Weights are staged by another thread than the one that moves them between device and host.
-        self._moving = threading.Lock()
-        # Device of the weights, once they may have left it.
-        self._home: torch.device | None = None
+        self._device = torch.device(device)
+        # Weights are staged by another thread than the one that moves them.
+        self._memory = MovableTensors(self._on_device, self._device)
 
     @abstractmethod
     def _parameters(self) -> Mapping[str, Tensor]:
@@ -61,7 +60,7 @@ class SwappableWeights(ABC):
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Copy weights to the device beside those in use; see `WeightConsumer`."""
         known, fitted = self._parameters(), self._fitted(version, tensors)
-        with self._moving:
+        with self._memory:
             spare, self._spare = self._spare, {}
             staged = {}
             for name, tensor in fitted:
@@ -92,17 +91,15 @@ class SwappableWeights(ABC):
         self.stage(version, copy.tensors)
         self.swap()
 
-    def release_memory(self) -> int:
-        """Move the weights in use and the staged ones to host memory; see `ReleasesMemory`."""
-        with self._moving:
+    def release_memory(self, folder: Path | None) -> int:
+        """Move the weights in use and the staged ones off the device; see `ReleasesMemory`."""
+        with self._memory:
             self._spare = {}
-            self._home = next(iter(self._parameters().values())).device if self._home is None else self._home
-            return move_to_host(self._on_device())
+            return self._memory.release(folder)
 
     def resume_memory(self) -> int:
         """Move them back; see `ReleasesMemory`."""
-        with self._moving:
-            return 0 if self._home is None else move_to_device(self._on_device(), self._home)
+        return self._memory.resume()
 
     def _on_device(self) -> list[Tensor]:
         staged = self._staged
@@ -153,8 +150,7 @@ class SwappableModel(SwappableWeights):
         make: Callable[..., PreTrainedModel] | None = None,
         weights: Callable[[PreTrainedModel], TrainedWeights] = AllWeights,
     ) -> None:
-        super().__init__(follows=follows)
-        self._device = torch.device(device)
+        super().__init__(device, follows=follows)
         self._model = (make or partial(build, path))(dtype=dtype, device=self._device)
         self._model.train(mode=False)
         self._weights = weights(self._model)

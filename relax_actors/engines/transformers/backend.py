@@ -18,6 +18,7 @@ class TransformersBackend(InferenceBackend):
 
     has_adapters = True
     has_entropies = True
+    repeats_samples = True
 
     def build(self, context: Context) -> InferenceEngine:
         """Load the model."""

@@ -98,11 +98,11 @@ class TransformersEngine(SwappableModel, Profiled, GenerateMixin):
     def _begin(self, grammar: str) -> GrammarState:
         return self._grammars.begin(grammar)
 
-    def release_memory(self) -> int:
-        """Move weights and kept caches to host memory; see `ReleasesMemory`."""
+    def release_memory(self, folder: Path | None) -> int:
+        """Move weights off the device, and kept caches to host memory; see `ReleasesMemory`."""
         if self.kept is not None:
             self.kept.move(torch.device("cpu"))
-        return super().release_memory()
+        return super().release_memory(folder)
 
     def resume_memory(self) -> int:
         """Move them back; see `ReleasesMemory`."""

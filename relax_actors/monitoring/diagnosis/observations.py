@@ -98,7 +98,10 @@ class Observations:
     newest: float = 0.0
 
     def take(self, message: LogMessage, stored: float) -> None:
-        """Record a message of the log that the broker stored at `stored`; ignore a malformed one and a false claim."""
+        """Record a message of the log that the broker stored at `stored`, in Unix seconds.
+
+        A malformed one is ignored, and one with a false claim.
+        """
         if message.claim:
             return
         self.newest = max(self.newest, stored)

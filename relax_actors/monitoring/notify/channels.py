@@ -135,7 +135,13 @@ class Services:
 
 
 def within(seconds: float, name: str, send: Callable[[], object]) -> None:
-    """Run a function in a thread, and leave it behind when it takes longer than `seconds`; errors name it `name`."""
+    """Run a function in a thread, and leave it behind when it takes longer than `seconds`; errors name it `name`.
+
+    A timeout of an HTTP library bounds each of its waits, and so not the whole: an answer may come byte by byte.
+
+    Raises:
+        ChannelError: it raised an error, or is not done; whether the message was delivered is then unknown.
+    """
     errors: list[Exception] = []
 
     def run() -> None:

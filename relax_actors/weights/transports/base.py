@@ -48,7 +48,14 @@ class WeightTransport(Protocol):
 
     @staticmethod
     def check(config: Config, here: Collection[str]) -> Iterator[str]:  # noqa: ARG004 of a protocol
-        """Check the configuration before a run starts; `here` are the roles whose actors start on this machine."""
+        """Check the configuration before a run starts; `here` are the roles whose actors start on this machine.
+
+        Yields:
+            Notes for the user.
+
+        Raises:
+            ConfigError: the transport cannot work with this configuration, or on this machine.
+        """
         yield from ()
 
     def make_sender(self, engine: WeightProducer) -> Sender:

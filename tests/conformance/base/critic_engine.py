@@ -36,7 +36,7 @@ def updated(critic: Any, step: int) -> dict[str, float]:
 class CriticConformance:
     """Laws of every critic; subclasses provide fixture `make`, which makes engines at version 0 from a policy.
 
-    `make(path)` makes one of a folder that a critic exported.
+    `make(path)` makes one of a folder that a critic exported; further arguments are settings of section `trainer`.
     """
 
     implements: str
@@ -109,6 +109,42 @@ class CriticConformance:
         other = make()
         other.load(folder)
         updated(other, 1)
+        assert other.fingerprint() == critic.fingerprint()
+
+    def test_memory_that_goes_to_the_disk_meanwhile_changes_no_bit(self, make: MakeCritic, tmp_path: Path) -> None:
+        stayed, left = make(), make()
+        for step in range(2):
+            assert left.release_memory(tmp_path / "away") > 0
+            before = left.fingerprint()  # read while it is away
+            assert left.resume_memory() > 0
+            assert before == stayed.fingerprint()
+            left.accumulate(valued(batch_of(step), step), silent)
+            left.release_memory(tmp_path / "away")
+            left.resume_memory()
+            a, b = updated(stayed, step), dict(left.step(step, silent).metrics)
+            assert a == b
+        assert left.fingerprint() == stayed.fingerprint()
+
+    @pytest.mark.slow
+    def test_an_overflow_in_float16_skips_the_update_and_halves_the_loss_scale(
+        self, make: MakeCritic, tmp_path: Path
+    ) -> None:
+        settings = {"precision": "float16", "loss_scale": {"initial": 2.0**17, "growth_interval": 1}}
+        critic, found, folder = make(**settings), [], tmp_path / "checkpoint"
+        for step in range(6):
+            before = critic.fingerprint()
+            found.append(updated(critic, step))
+            assert (critic.fingerprint() == before) == bool(found[-1]["skipped_updates"])
+            if step == 1:
+                folder.mkdir()
+                critic.save(folder)
+        scales, skipped = [m["loss_scale"] for m in found], [m["skipped_updates"] for m in found]
+        assert (skipped[0], scales[0]) == (1, 2.0**17)
+        assert 0 in skipped
+        assert scales[1:] == [s / 2 if skip else 2 * s for s, skip in zip(scales, skipped, strict=True)][:-1]
+        other = make(**settings)
+        other.load(folder)
+        assert [updated(other, step) for step in range(2, 6)] == found[2:]
         assert other.fingerprint() == critic.fingerprint()
 
     def test_another_critic_starts_from_an_exported_folder(self, make: MakeCritic, tmp_path: Path) -> None:

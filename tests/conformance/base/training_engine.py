@@ -42,6 +42,36 @@ def folder_of(path: Path) -> Path:
     return path
 
 
+def check_turns(stayed: Any, left: Any, folder: Path) -> None:
+    """Train two engines alike, of which one leaves its device in the middle of steps and between them."""
+    path, away = folder / "published", folder / "away"
+    for step in range(2):
+        first, *others = parts_of(batch_of(step))
+        for engine in (stayed, left):
+            engine.accumulate(first, silent)
+        assert left.release_memory(away) > 0
+        assert left.release_memory(away) == 0
+        assert left.resume_memory() > 0
+        assert left.resume_memory() == 0
+        for engine in (stayed, left):
+            for part in others:
+                engine.accumulate(part, silent)
+        a, b = stayed.step(step, silent), left.step(step, silent)
+        assert a.metrics == b.metrics
+        size = left.release_memory(away)
+        write = left.delta() or left.publish  # read while they are away
+        assert write(path) == left.fingerprint() == stayed.fingerprint()
+        left.remember()
+        left.resume_memory()
+        assert list(away.iterdir()) == []  # its file has no name
+    folders = folder_of(folder / "stayed"), folder_of(folder / "left")
+    stayed.save(folders[0])
+    left.save(folders[1])
+    files = [{f.relative_to(root): f.read_bytes() for f in root.rglob("*") if f.is_file()} for root in folders]
+    assert files[0] == files[1]
+    assert left.release_memory(away) == size  # whatever was read and written meanwhile
+
+
 class TrainingEngineConformance:
     """Laws of every engine; subclasses provide fixture `make`, which makes engines of one configuration."""
 
@@ -130,6 +160,10 @@ class GradientConformance(TrainingEngineConformance):
 
     `make` takes settings of section `trainer`, and `algorithm`, settings of that section.
     """
+
+    def test_memory_that_goes_to_the_disk_meanwhile_changes_no_bit(self, make: MakeEngine, tmp_path: Path) -> None:
+        settings = {"precision": "bfloat16"}  # with deltas, whose base leaves too
+        check_turns(begun(make(**settings)), begun(make(**settings)), tmp_path)
 
     def test_values_of_tokens_outside_the_loss_mask_change_nothing(self, make: MakeEngine) -> None:
         one, other = begun(make()), begun(make())

@@ -29,7 +29,7 @@ from relax_actors.engines.megatron.mcore import checkpoint, process_groups
 from relax_actors.engines.megatron.mcore.adapter import MegatronAdapter, run_adapter
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
-from relax_actors.engines.megatron.mcore.optimizer import Optimizer
+from relax_actors.engines.megatron.mcore.optimizer import Optimizer, movable
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
 from relax_actors.engines.megatron.mcore.schedule import Schedule
 from relax_actors.engines.protocols.samples import TrainSample
@@ -75,6 +75,7 @@ class MegatronCritic:
         else:
             self._weights = RankWeights(local_shards(chunks.bare), self._conversion)
         self._optimizer = Optimizer(config, chunks)
+        self._weights.reading = self._memory = movable(chunks, self._optimizer)
         self._fingerprint: str | None = None
         self._measured: list[dict[str, float]] = []
         self._micro_batches = 0
@@ -154,6 +155,14 @@ class MegatronCritic:
             self._fingerprint = self._weights.visit(ignore, self._layout.ranks)
         return self._fingerprint
 
+    def release_memory(self, folder: Path | None) -> int:
+        """Move weights, gradients and the optimizer's state off the device; see `ReleasesMemory`."""
+        return self._memory.release(folder)
+
+    def resume_memory(self) -> int:
+        """Move them back; see `ReleasesMemory`."""
+        return self._memory.resume()
+
     def _state(self) -> checkpoint.RankState:
         return checkpoint.RankState(self._layout, self._weights, self._optimizer)
 
@@ -176,10 +185,11 @@ class MegatronCritic:
     def export(self, folder: Path) -> None:
         """Write a folder that critic.path can name, each rank its share; see `CriticEngine`."""
         make = partial(build_critic, self._path, seed=0)
-        if self._adapter is not None:
-            self._adapter.export_merged(folder, make, self._config.trainer.precision)
-        else:
-            write_shared(folder, make, self._weights, self._config.trainer.precision)
+        with self._memory:
+            if self._adapter is not None:
+                self._adapter.export_merged(folder, make, self._config.trainer.precision)
+            else:
+                write_shared(folder, make, self._weights, self._config.trainer.precision)
 
 
 def _with_settings(config: Config, settings: CriticSection) -> Config:

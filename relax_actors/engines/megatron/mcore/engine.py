@@ -10,6 +10,7 @@ from typing import Any
 
 import transformers
 from numpy.typing import NDArray
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 
 from relax_actors.algorithms.controllers import StepCoefficients
@@ -22,7 +23,7 @@ from relax_actors.engines.megatron.mcore import checkpoint, process_groups
 from relax_actors.engines.megatron.mcore.adapter import MegatronAdapter, run_adapter
 from relax_actors.engines.megatron.mcore.frozen import freeze
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
-from relax_actors.engines.megatron.mcore.optimizer import Optimizer
+from relax_actors.engines.megatron.mcore.optimizer import Optimizer, movable
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
 from relax_actors.engines.megatron.mcore.reference import AdapterReference, ModelReference, Reference
 from relax_actors.engines.megatron.mcore.replay import Replay
@@ -74,7 +75,9 @@ class MegatronEngine(Profiled):
             recomputed = config.trainer.recompute == "full"
             self._replay = Replay(self._chunks.bare, recomputed=recomputed, sequence_parallel=layout.sequence)
         self._update = Update(config, self._optimizer.models, self._schedule, self._replay, self._dropping)
-        self._encoder = WeightEncoder(self._weights, keep_base=config.publishes_deltas)
+        self._memory = movable(self._chunks, self._optimizer, self._beside)
+        self._weights.reading = self._memory
+        self._encoder = WeightEncoder(self._weights, keep_base=config.publishes_deltas, reading=self._memory)
         self._coefficients = StepCoefficients(config.algorithm, config.trainer)
 
     def _dropping(self, part: int) -> AbstractContextManager[None]:
@@ -156,6 +159,20 @@ class MegatronEngine(Profiled):
         self._encoder.invalidate()
         return of_update
 
+    def _beside(self) -> list[Tensor]:
+        """Return copies of published weights, and the weights of the reference."""
+        reference = self._update.reference
+        shards = () if reference is None else reference.shards().values()
+        return [*self._encoder.copies(), *(shard.parameter for shard in shards)]
+
+    def release_memory(self, folder: Path | None) -> int:
+        """Move weights, gradients and the optimizer's state off the device; see `ReleasesMemory`."""
+        return self._memory.release(folder)
+
+    def resume_memory(self) -> int:
+        """Move them back; see `ReleasesMemory`."""
+        return self._memory.resume()
+
     @property
     def shards(self) -> int:
         """Files of a version, one for each rank; see `WeightProducer`."""
@@ -208,7 +225,8 @@ class MegatronEngine(Profiled):
     def export(self, folder: Path) -> None:
         """Write a model folder, or that of an adapter, each rank its share; see `WeightProducer`."""
         make, section = partial(build, self._config.model_path), self._config.lora
-        if self._adapter is not None and section is not None:
-            self._adapter.export(folder, self._config, make, merged=section.export_merged)
-            return
-        write_shared(folder, make, self._weights, self._config.trainer.precision)
+        with self._memory:
+            if self._adapter is not None and section is not None:
+                self._adapter.export(folder, self._config, make, merged=section.export_merged)
+            else:
+                write_shared(folder, make, self._weights, self._config.trainer.precision)

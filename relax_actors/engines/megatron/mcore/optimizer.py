@@ -15,6 +15,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
 from relax_actors.engines.megatron.mcore.process_groups import plain_object_gathering
+from relax_actors.engines.torch.host_memory import MovableStorages, Tensors
 from relax_actors.engines.torch.loss_scale import LossScale
 
 
@@ -141,6 +142,15 @@ class Optimizer:
         """Tensors of the optimizer state."""
         return [value for part in self.parts for state in part.optimizer.state.values() for value in state.values()]
 
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield gradients of the models, and the optimizer's weights, their gradients and state, shared ones twice."""
+        for model in self.models:
+            yield from (buffer.grad_data for buffer in (*model.buffers, *model.expert_parallel_buffers))
+        for weight in (p for part in self.parts for group in part.optimizer.param_groups for p in group["params"]):
+            # Without copies in float32 the optimizer updates views of the models, whose gradients are views, too.
+            yield from (weight, weight.grad) if weight.is_leaf and weight.grad is not None else (weight,)
+        yield from (value for value in self.values() if isinstance(value, torch.Tensor))
+
     def slots(self) -> Iterator[Slot]:
         """State of each parameter that is trained."""
         for part in self.parts:
@@ -173,3 +183,18 @@ class Optimizer:
             group.pop("step", None)
             if step is not None:
                 group["step"] = step
+
+
+def movable(chunks: ModelChunks, optimizer: Optimizer, beside: Tensors = tuple) -> MovableStorages:
+    """Return what moves a rank's memory off its device.
+
+    Args:
+        chunks: model chunks in training.
+        optimizer: their optimizer.
+        beside: returns further tensors that are read while the memory is away.
+    """
+
+    def readable() -> list[torch.Tensor]:
+        return [*(p for model in chunks.bare for p in model.parameters()), *beside()]
+
+    return MovableStorages(readable, optimizer.tensors)

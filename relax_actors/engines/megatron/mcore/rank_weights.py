@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -86,11 +87,13 @@ class RankWeights:
 
     Attributes:
         local: parameters of this rank by key.
+        reading: held while weights are read, where they may leave the device.
     """
 
     def __init__(self, local: Mapping[str, LocalShard], conversion: Conversion) -> None:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self.prefixes = b""
+        self.reading: AbstractContextManager[Any] = nullcontext()
         self.local, self._conversion = local, conversion
         self._entries = list(conversion.entries())
         forms = {key: TensorForm.of(local.parameter) for key, local in self.local.items()}
@@ -216,6 +219,10 @@ class RankWeights:
 
         Rank 0 computes the fingerprint, whose bytes have one order: it gets each tensor too, and keeps none.
         """
+        with self.reading:
+            return self._visit(take, files)
+
+    def _visit(self, take: Take, files: int) -> str:
         owners, found = self._owners(files), Fingerprint()
         failure: Exception | None = None
         open_entries: dict[int, dict[str, Tensor]] = {}

@@ -41,10 +41,10 @@ class MegatronScorer(SwappableWeights):
     """
 
     def __init__(self, config: Config, device: str = "auto", *, follows: bool = True) -> None:
-        super().__init__(follows=follows)
         layout, architecture = Layout.of(MegatronSection()), architecture_of(config.model_path)
         process_groups.check_device(device, "device of the scoring role")
         process_groups.initialise(layout, 0, HashStore())
+        super().__init__(process_groups.device(), follows=follows)
         self._chunks = ModelChunks(config, architecture, layout)
         for model in self._chunks.wrapped:
             model.train(mode=False)
