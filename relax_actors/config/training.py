@@ -49,8 +49,9 @@ class FakeQuantSection(Section):
     """[trainer.fake_quant]: train weights for few bits (quantisation-aware training), with the torch engine.
 
     Forward and backward compute with weights that integers of `bits` bits and a scale for each group express, and the
-    optimizer updates copies of them in float32. The published weights are those on the grid, in `trainer.precision`:
-    rollouts compute with the same numbers, and a conversion of the exported model to these integers loses nothing.
+    optimizer updates copies of them in float32. The published weights are those on the grid, rounded to
+    `trainer.precision`: rollouts compute with the same numbers. A conversion of the exported model to these integers
+    loses nothing in float32; in half precision the rounding moves some weights to the next integer.
     """
 
     bits: Literal[4, 8] = 4

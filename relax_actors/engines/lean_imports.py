@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import torch
 from transformers import utils
@@ -26,7 +27,9 @@ IMPORTED = (
 
 def import_transformers() -> None:
     """Import the modules while transformers believes that none of these packages is installed."""
-    hidden = () if torch.cuda.is_available() or "triton" in sys.modules else ("triton",)
+    # `torch.cuda.is_available()` would initialise CUDA, which then fails in forks of this process.
+    has_gpu = torch.version.cuda is not None and any(Path("/dev").glob("nvidia[0-9]*"))
+    hidden = () if has_gpu or torch.version.hip is not None or "triton" in sys.modules else ("triton",)
     original = {name: getattr(utils, name) for name in SKIPPED if hasattr(utils, name)}
     try:
         for name in original:

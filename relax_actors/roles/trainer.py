@@ -154,8 +154,9 @@ class Trainer(StatefulRole):
                 loss = warm_start(config, self.engine, self.progress, self.context.table.store)
                 self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
             self.engine.finish_warm_start()
-        self.version = 0
-        self._publisher.send(Publish(0, self._feed.statistics.kl_coefficient))
+            self.version = 0
+            self._publisher.send(Publish(0, self._feed.statistics.kl_coefficient))
+            self._end_publication()
         self._checkpoints.write(0)
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -272,9 +273,13 @@ class Trainer(StatefulRole):
         with self.context.device_lock():
             result = self._feed.finish_policy(self._publisher.flush)
             self._publish(step)
-            if self.context.config.placement.leaves_device("trainer"):
-                self._publisher.flush()
+            self._end_publication()
         return result
+
+    def _end_publication(self) -> None:
+        """Wait until the weights are published, if the engine leaves its device after its turn."""
+        if self.context.config.placement.leaves_device("trainer"):
+            self._publisher.flush()
 
     def _publish(self, step: int) -> None:
         """Publish the weights of a step, and write or start a checkpoint if one is due."""

@@ -87,9 +87,9 @@ class SglangRewardModel:
     def _classified(self, sequences: list[list[int]]) -> list[list[float]]:
         for _ in range(MAX_LOSSES):
             server = self._ready()
-            if self._together == 1:
-                server.is_idle()  # empties the cache, whose prefixes an earlier incarnation may have left
             try:
+                if self._together == 1:
+                    server.is_idle()  # empties the cache, whose prefixes an earlier incarnation may have left
                 return self._waited(partial(server.classify, sequences, self._seconds))
             except ServerGoneError:
                 self._lose(server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -239,7 +240,10 @@ class TorchEngine(Profiled):
 
     def release_memory(self, folder: Path | None) -> int:
         """Move weights, gradients and the optimizer's state off the device; see `ReleasesMemory`."""
-        self._end_save()
+        if not self._sharding.is_whole:
+            end, self._end_save = self._end_save, lambda: None
+            with suppress(Exception):  # the checkpointer raises it
+                end()
         return self._trained.memory.release(folder)
 
     def resume_memory(self) -> int:

@@ -132,10 +132,14 @@ class MovableStorages(Movable):
     def __enter__(self) -> None:
         """Bring back what is read, if the memory is away."""
         super().__enter__()
+        try:
+            if self._is_away and not self._depth:
+                wanted = {tensor.untyped_storage()._cdata for tensor in self._readable()}  # noqa: SLF001 its identity
+                self._return([away for away in self._away if away.storage._cdata in wanted])  # noqa: SLF001
+        except BaseException:
+            self._lock.release()
+            raise
         self._depth += 1
-        if self._is_away and self._depth == 1:
-            wanted = {tensor.untyped_storage()._cdata for tensor in self._readable()}  # noqa: SLF001 its identity
-            self._return([away for away in self._away if away.storage._cdata in wanted])  # noqa: SLF001
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
