@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,6 +126,28 @@ def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
     assert result["weights_fingerprint"] == alone
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
     assert story_of(run).of("replay_diverged") == []
+
+
+def test_row_is_sampled_again_and_a_killed_replay_leaves_no_server(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("again", *ON_POLICY[:-1], "run.steps=2", "run.keep_steps=9")
+    run.complete(LONG)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "relax_actors.cli.main", "replay", str(run.folder.root), "--rollout", "1.2"]
+    replay = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(scratch)}, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: any(launch.__name__ in command_of(pid) for pid in processes_of(scratch)), "server", LONG)
+    finally:
+        replay.kill()
+        replay.wait()
+    wait_until(lambda: processes_of(scratch) == [], "end of the server", 60)
+    wait_until(lambda: list(scratch.glob("relax-replay-*")) == [], "removal of the replay's folder", 60)
+    done = relax("replay", "again", "--rollout", "1.2", "--json", cwd=run.cwd, deadline=LONG)
+    assert done.returncode == 0, done.stdout + done.stderr
+    same = json.loads(done.stdout)
+    assert (same["equal"], same["version"], same["samples"]) == (True, 1, 4)
+    assert same["tokens"]["recorded"] == same["tokens"]["computed"] > 0
+    assert processes_of(run.folder.root) == []
 
 
 def test_servers_follow_the_scale_and_die_with_the_root(make_run: MakeRun, tmp_path: Path) -> None:

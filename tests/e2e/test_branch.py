@@ -135,7 +135,7 @@ def test_row_is_sampled_again_with_the_recorded_version_and_seed(kept_run: Run) 
     ("settings", "said"),
     [
         (["run.deterministic=false"], "it is not deterministic"),
-        (["rollout.backend=sglang", "rollout.sglang.urls=['http://127.0.0.1:1']"], "repeats_samples"),
+        (["rollout.backend=sglang", "rollout.sglang.urls=['http://127.0.0.1:1']"], "that the run did not start"),
     ],
 )
 def test_row_that_does_not_follow_from_version_and_seed_is_refused(

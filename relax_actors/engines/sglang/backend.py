@@ -37,6 +37,7 @@ class SglangBackend(InferenceBackend):
     """Generates with one SGLang server per actor; implements `InferenceBackend`."""
 
     has_adapters = True
+    repeats_samples = True
 
     def build(self, context: Context) -> InferenceEngine:
         """Wait for the actor's server and connect to it."""
