@@ -32,12 +32,12 @@ STEPS = 120
 SETTINGS = (
     f"run.steps={STEPS}",
     "rollout.replicas=2",
-    "trainer.prompts_per_step=8",
+    "trainer.prompts_per_step=11",
     "trainer.warmup_steps=10",
-    "trainer.learning_rate=1e-3",
+    "trainer.learning_rate=6e-4",
     "trainer.checkpoint_every=40",
     "eval.every=20",
-    "eval.rows=32",
+    "eval.rows=48",
     "record.every=20",
 )
 RELAX = (sys.executable, "-m", "relax_actors.cli.main")

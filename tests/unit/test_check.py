@@ -263,7 +263,7 @@ def test_prompts_that_are_all_too_long_are_refused_with_the_first_row(
         f"{where}: none of the first 200 rows can be used; the first: sort_digits.make item 1: prompt {prompt!r} has 5 "
         f"tokens, more than the {left} that rollout.max_tokens = {most} leaves of {whole} ({limits}); shorten the "
         "prompt, lower rollout.max_tokens, or set data.oversize"
-        for where, prompt in (("data", "1872>"), ("eval.data", "1598>"))
+        for where, prompt in (("data", "1872>"), ("eval.data", "8653>"))
     )
 
 

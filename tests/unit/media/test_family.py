@@ -64,11 +64,16 @@ def test_text_models_have_no_family(tmp_path: Path) -> None:
 
 def test_unknown_multimodal_models_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "vision_config": {}}))
-    known = "qwen2_5_omni, qwen2_5_omni_thinker, qwen2_5_vl, qwen2_audio, qwen2_vl, qwen3_omni_moe, "
-    known += "qwen3_omni_moe_thinker, qwen3_vl, qwen3_vl_moe"
-    assert message(tmp_path) == (
-        f"{tmp_path / 'config.json'}: multimodal models of type 'llava' are not supported; choose one of: {known}"
-    )
+    said = message(tmp_path)
+    for words in (
+        str(tmp_path / "config.json"),
+        "'llava'",
+        "not supported",
+        "choose one of",
+        "qwen3_vl",
+        "qwen3_5_moe",
+    ):
+        assert words in said
 
 
 def test_missing_ids_come_from_the_tokenizer(tmp_path: Path) -> None:
