@@ -51,7 +51,8 @@ class InferenceServerProcess:
         self._box = BlackBox(folder.black_box(f"server.{n}"))
         self._record_path = folder.server(n)
         self._record_path.unlink(missing_ok=True)
-        heartbeat = folder.load_config().supervision.heartbeat
+        settings = folder.load_config().supervision
+        heartbeat, self._longest_start = settings.heartbeat, settings.longest_start
         self._beats, self._answer = min(1.0, heartbeat / 4), heartbeat / 2
         self._stop_requested = False
         # A killed server leaves the names of its sockets behind.
@@ -76,7 +77,8 @@ class InferenceServerProcess:
         self._wait_for_turn()
         if self._stop_requested:
             return 0
-        server, ready, answered = self._spawn(), False, time.monotonic()
+        server, ready = self._spawn(), False
+        started = answered = time.monotonic()
         beat = asked = 0.0
         while not self._stop_requested:
             if (code := server.poll()) is not None:
@@ -94,6 +96,11 @@ class InferenceServerProcess:
                         self._status.ready()
                 elif ready and now - answered > self._spec.silent_seconds:
                     self._status.failed(f"the server has not answered for {self._spec.silent_seconds:g} s")
+                    return EXIT_CRASHED
+                elif not ready and now - started > self._longest_start:
+                    # After a wait for its turn the supervisor's deadline is over.
+                    late = f"the server does not generate {self._longest_start:g} s after its start"
+                    self._status.failed(f"{late}; see this log, or raise supervision.start_deadline")
                     return EXIT_CRASHED
                 asked = time.monotonic()
             time.sleep(POLL_SECONDS)

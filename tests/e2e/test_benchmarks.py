@@ -95,7 +95,7 @@ PROGRAMS = {
     ),
     "turns.py": Program(
         "--layers 2 --hidden 128 --steps 2",
-        (r"beside each other", r"in turns, memory leaves +│ +\d+ │ +[\d.]+ │ +[1-9]"),
+        (r"beside each other", r"in turns, memory leaves +│ \d+ +│ [\d.]+ +│ [1-9]"),
     ),
     "vocabulary.py": Program("--tokens 64 --vocabulary 512 --hidden 16", (r"chunks: +\d+ MiB",)),
     "weights.py": Program("--layers 1 --steps 1 --rate 1e-6", (r"\d",)),
