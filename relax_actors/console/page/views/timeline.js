@@ -189,7 +189,7 @@ function Canvas({ data, lanes, own, theme, onPick }) {
   const style = { height: `${height}px`, width: "100%", position: "sticky", top: 0, display: "block", touchAction: "pan-y" };
   return html`<div ref=${box} onScroll=${repaint} tabindex="0" aria-label="lanes" style=${{ height: `${height}px`, overflowY: "auto" }}>
     <div style=${{ height: `${AXIS + lanes.length * ROW}px` }}>
-      <canvas ref=${canvas} style=${style} role="img" aria-label=${`${counted(lanes.length, "lane")} over ${figure(Number((view.to - view.from).toFixed(2)))} s; the table below has the times`}
+      <canvas ref=${canvas} style=${style} role="img" aria-label=${`${counted(lanes.length, "lane")} over ${figure(Number((view.to - view.from).toPrecision(3)))} s; the table below has the times`}
         onWheel=${wheel} onPointerMove=${move} onPointerLeave=${release} onPointerUp=${release}
         onPointerDown=${(event) => { drag.current = { x: event.clientX, ...view }; }} onDblClick=${(event) => settle(zoomed(view, 0.5, timeAt(event)))}></canvas>
     </div>
