@@ -105,7 +105,7 @@ def nextqa(folder: Path, questions: Path) -> Iterator[Row | SkippedRow]:
             try:
                 body = fields_of(each, where, "video", "question", "answer", *(f"a{n}" for n in range(5)))
                 choices = [body[f"a{n}"].strip() for n in range(5)]
-                letter = _LETTERS[int(body["answer"])] if body["answer"].isdecimal() else "none"
+                letter = dict(zip("01234", _LETTERS, strict=False)).get(body["answer"], "none")
                 question = asked("<video>", body["question"].strip(), choices, letter, where)
                 video = videos.get(body["video"]) or existing(folder / f"{body['video']}.mp4")
                 yield question | {"videos": [video], "id": f"{body['video']}_{body.get('qid', number)}"}
@@ -115,14 +115,18 @@ def nextqa(folder: Path, questions: Path) -> Iterator[Row | SkippedRow]:
 
 def spoken(folder: Path, questions: Path) -> Iterator[Row | SkippedRow]:
     """Questions that are spoken; the model hears them and reads no text of them."""
-    for number, line in enumerate(questions.read_text().splitlines()):
-        where = f"{questions} line {number + 1}"
-        try:
-            body = fields_of(json.loads(line), where, "audio_filepath", "answer")
-            row = {"prompt": "<audio>Answer the question that you hear in a few words.", "answer": str(body["answer"])}
-            yield row | {"audios": [existing(folder / body["audio_filepath"])], "id": str(number)}
-        except SkippedRow as error:
-            yield error
+    with questions.open() as file:
+        for number, line in enumerate(file):
+            where = f"{questions} line {number + 1}"
+            try:
+                body = fields_of(json.loads(line), where, "audio_filepath", "answer")
+                audio = existing(folder / body["audio_filepath"])
+                prompt = "<audio>Answer the question that you hear in a few words."
+                yield {"prompt": prompt, "answer": str(body["answer"]), "audios": [audio], "id": str(number)}
+            except json.JSONDecodeError as error:
+                yield SkippedRow(f"{where}: {error}")
+            except SkippedRow as error:
+                yield error
 
 
 def deepeyes(source: Path, output: Path) -> Iterator[Row | SkippedRow]:
@@ -133,11 +137,11 @@ def deepeyes(source: Path, output: Path) -> Iterator[Row | SkippedRow]:
         where = f"{source} row {number}"
         try:
             body = fields_of(each, where, "prompt", "images", "reward_model")
-            letter = letter_of(body["reward_model"]["ground_truth"], where)
+            letter = letter_of(truth_of(body, where), where)
             text = question_of(body["prompt"], where)
             images = []
             for n, image in enumerate(body["images"]):
-                data = image["bytes"]
+                data = fields_of(image, where, "bytes")["bytes"]
                 ending = next((end for start, end in _ENDINGS.items() if data.startswith(start)), "bin")
                 images.append(folder / f"{number:07}-{n}.{ending}")
                 images[-1].write_bytes(data)
@@ -164,7 +168,7 @@ def dapo(source: Path) -> Iterator[Row | SkippedRow]:
                 yield SkippedRow(f"{where}: a repeated problem")
                 continue
             seen.add(name)
-            yield {"prompt": problem, "answer": str(body["reward_model"]["ground_truth"]), "id": name}
+            yield {"prompt": problem, "answer": str(truth_of(body, where)), "id": name}
         except SkippedRow as error:
             yield error
 
@@ -183,11 +187,16 @@ def rows_of_parquet(source: Path) -> Iterator[Row]:
 
 def question_of(messages: list[dict[str, Any]], where: str) -> str:
     """Return the text of the only message of the user."""
-    texts = [message["content"] for message in messages if message["role"] == "user"]
+    texts = [message.get("content") for message in messages if message.get("role") == "user"]
     if len(texts) != 1:
         msg = f"{where}: has {len(texts)} messages of the user, needs one"
         raise SkippedRow(msg)
     return str(texts[0])
+
+
+def truth_of(body: dict[str, Any], where: str) -> object:
+    """Return the reference answer of a row of Parquet."""
+    return fields_of(body["reward_model"], where, "ground_truth")["ground_truth"]
 
 
 def letter_of(answer: object, where: str) -> str:

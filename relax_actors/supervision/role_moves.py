@@ -97,14 +97,16 @@ def _target(nodes: Mapping[int, NodeView], wanted: str) -> NodeView:
     """Return the node with a number or a name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or several nodes have this name.
     """
-    node = next((node for _, node in sorted(nodes.items()) if wanted in (str(node.number), node.name)), None)
-    if node is None:
+    numbered = [node for node in nodes.values() if wanted == str(node.number)]
+    meant = numbered or [node for node in nodes.values() if wanted == node.name]
+    if len(meant) != 1:
         known = "; ".join(f"{n} {node.name}" for n, node in sorted(nodes.items()))
-        msg = f"the run has no node {wanted[:80]!r}; its nodes are {known}"
+        several = f"{len(meant)} nodes with the name {wanted[:80]!r}, so give a number"
+        msg = f"the run has {several if meant else f'no node {wanted[:80]!r}'}; its nodes are {known}"
         raise ConfigError(msg)
-    return node
+    return meant[0]
 
 
 def _on_trial(node: Assignment, last: Mapping[str, Operation]) -> list[str]:

@@ -202,7 +202,8 @@ def on_far(run: Executor) -> Assignment:
     ("role", "node", "said"),
     [
         ("reward", "far", "reward is a pool, whose actors are on any node"),
-        ("trainer", "away", "the run has no node 'away'; its nodes are 0 main; 1 far"),
+        ("trainer", "away", "the run has no node 'away'; its nodes are 0 main; 1 far; 2 twin"),
+        ("trainer", "twin", "2 nodes with the name 'twin', so give a number; its nodes are 0 main"),
         ("nobody", "far", "the run has no role 'nobody'"),
     ],
 )
@@ -210,6 +211,8 @@ def test_roles_and_nodes_that_do_not_fit_are_refused(start: Start, role: str, no
     run = start()
     run.node(0, "main", "trainer.0", "reward.0")
     run.node(1, "far", "reward.1000")
+    for twin in (2, 3):
+        run.node(twin, "twin", f"reward.{twin}000")
     number = OperationLog(run.table).request(OperationRequest("move_role", role, node=node)).id
     run.root().step()
     assert (run.operation(number).state, said in run.operation(number).reason) == (State.FAILED, True)

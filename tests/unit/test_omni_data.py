@@ -162,13 +162,14 @@ def test_questions_about_videos_become_rows_with_lettered_choices(tmp_path: Path
         f"4010069381,{question.format(2)}",
         f"1,{question.format(2)}",
         f"4010069381,{question.format(5)}",
+        f"4010069381,{question.format(26)}",
         choices,
     ]
     (tmp_path / "val.csv").write_text("\n".join([head, *listed]) + "\n")
     done = script(
         "convert.py", "nextqa", tmp_path, "--questions", tmp_path / "val.csv", "--output", tmp_path / "v.jsonl"
     )
-    assert done.stdout == f"{tmp_path}/v.jsonl: 1 rows, 3 skipped, the first: {tmp_path}/1.mp4 does not exist\n"
+    assert done.stdout == f"{tmp_path}/v.jsonl: 1 rows, 4 skipped, the first: {tmp_path}/1.mp4 does not exist\n"
     assert rows_of(tmp_path / "v.jsonl") == [
         {
             "prompt": "<video>how do the two men play the instrument\n"
@@ -188,11 +189,11 @@ def test_spoken_questions_become_rows(tmp_path: Path) -> None:
         {"audio_filepath": "wav/0.wav", "duration": 2.1, "text": "who wrote Faust", "answer": "Goethe"},
         {"text": ""},
     ]
-    (tmp_path / "m.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "m.json").write_text("".join(json.dumps(line) + "\n" for line in lines) + "\n")
     done = script(
         "convert.py", "spoken", tmp_path, "--questions", tmp_path / "m.json", "--output", tmp_path / "s.jsonl"
     )
-    assert "1 rows, 1 skipped, the first" in done.stdout
+    assert "1 rows, 2 skipped, the first" in done.stdout
     (row,) = rows_of(tmp_path / "s.jsonl")
     assert (row["answer"], row["audios"], row["prompt"][:7]) == ("Goethe", ["wav/0.wav"], "<audio>")
     assert "Faust" not in row["prompt"]
@@ -232,9 +233,10 @@ def test_pictures_of_parquet_are_written_beside_the_rows(tmp_path: Path) -> None
         {"prompt": said, "images": [{"bytes": picture, "path": None}], "reward_model": {"ground_truth": answer}}
         for answer in ("B", "the red one", "A.")
     ]
+    listed.append(listed[0] | {"images": [{"bytes": None, "path": "elsewhere.png"}]})
     parquet.write_table(pyarrow.Table.from_pylist(listed), tmp_path / "vstar.parquet")
     done = script("convert.py", "deepeyes", tmp_path / "vstar.parquet", "--output", tmp_path / "d.jsonl")
-    assert "2 rows, 1 skipped, the first" in done.stdout
+    assert "2 rows, 2 skipped, the first" in done.stdout
     assert "'the red one' is no letter" in done.stdout
     rows = rows_of(tmp_path / "d.jsonl")
     assert [(row["answer"], row["images"]) for row in rows] == [

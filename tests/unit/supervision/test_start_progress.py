@@ -100,11 +100,11 @@ def test_window_of_failed_starts_is_told_as_it_was() -> None:
     assert "supervision.intensity, supervision.period" in made.gave_up.reason
 
 
-COMPUTES = HEAD + "import time\nend = time.monotonic() + 5\nwhile time.monotonic() < end: pass\n"
+COMPUTES = HEAD + "import time\nend = time.monotonic() + 4\nwhile time.monotonic() < end: pass\n"
 
 
 def test_child_that_computes_past_its_deadline_becomes_ready(run: RunTree) -> None:
-    running = run({"a": COMPUTES + "say(ready=True)\nsignal.pause()\n"}, start_deadline=2.0)
+    running = run({"a": COMPUTES + "say(ready=True)\nsignal.pause()\n"}, start_deadline=3.0)
     running.until("ready", "a")
     assert [seen.what for seen in running.recorder.all] == ["started", "ready"]
 
@@ -112,21 +112,21 @@ def test_child_that_computes_past_its_deadline_becomes_ready(run: RunTree) -> No
 def test_progress_of_a_descendant_in_a_session_of_its_own_counts(run: RunTree) -> None:
     forks = HEAD + (
         "import time\n"
-        "if not os.fork():\n    os.setsid()\n    end = time.monotonic() + 5\n"
+        "if not os.fork():\n    os.setsid()\n    end = time.monotonic() + 4\n"
         "    while time.monotonic() < end: pass\n    os._exit(0)\n"
         "os.wait()\nsay(ready=True)\nsignal.pause()\n"
     )
-    running = run({"a": forks}, start_deadline=2.0)
+    running = run({"a": forks}, start_deadline=3.0)
     running.until("ready", "a")
     assert [seen.what for seen in running.recorder.all] == ["started", "ready"]
 
 
 def test_child_that_writes_to_its_log_becomes_ready(run: RunTree) -> None:
     says = HEAD + (
-        "for _ in range(50):\n    signal.sigtimedwait([], 0.1)\n    print('loading', flush=True)\n"
+        "for _ in range(40):\n    signal.sigtimedwait([], 0.1)\n    print('loading', flush=True)\n"
         "say(ready=True)\nsignal.pause()\n"
     )
-    running = run({"a": says}, start_deadline=2.0)
+    running = run({"a": says}, start_deadline=3.0)
     running.until("ready", "a")
     assert [seen.what for seen in running.recorder.all] == ["started", "ready"]
 
@@ -142,7 +142,7 @@ def test_child_that_waits_for_another_one_may_start_as_long_as_that_one(tmp_path
     )
     scripts = {"server.0": server, "rollout.0": client}
     limits, backoff = Limits(1, 60), Backoff(0.1, 1)
-    specs = {name: [ChildSpec(name, start_deadline=2.0)] for name in scripts}
+    specs = {name: [ChildSpec(name, start_deadline=3.0)] for name in scripts}
     pools = {name: Supervisor(children, limits, backoff, random.Random(1)) for name, children in specs.items()}
 
     def launch(child: str) -> Launch:
