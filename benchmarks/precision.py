@@ -97,7 +97,7 @@ def measure(
         precision: of the trainer, and of the rollout if it has no own.
         fp32_lm_head: whether logits are in float32.
         rollout_precision: of the rollout.
-        rollout_weights: "float8" or "4 bits"; empty for those that are published.
+        rollout_weights: "float8" or "4 bits"; empty for the published weights.
         trains_bits: whether the trainer's weights have four bits.
     """
     tree = {

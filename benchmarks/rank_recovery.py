@@ -9,7 +9,7 @@ order, as often as `--kills` says in all:
     remote rank    a rank on the other node
     trainer        the actor of the trainer
     supervisor     the supervisor of the other node, with its actor and ranks
-    node           all processes of the other node at once; another one joins
+    node           all processes of the other node at once; a new node joins
 
 Each death restarts all ranks from the last checkpoint; they then repeat the steps after it. "Next step" is the time
 from SIGKILL to the first step that the trainer begins afterwards, "ready" that until the ranks have joined again. The

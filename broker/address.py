@@ -115,7 +115,7 @@ class Address:
 
 
 def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
-    """Parse `nats://[user:password@]host:port`, or several for a cluster; raises AddressError if it is none."""
+    """Parse `nats://[user:password@]host:port`, or several for a cluster; raises AddressError for anything else."""
     own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
     servers, account = [], ""
     for server in re.split(r",(?=\w+://)", url):

@@ -159,7 +159,7 @@ class OrderedConsumer:
                 await asyncio.sleep(0.05)
 
     async def read_all(self, *, caught_up: bool = True) -> list[Msg]:
-        """Return the messages of the stream, with `caught_up` those that arrive during the read, too, and close."""
+        """Return the messages of the stream and close; with `caught_up` also those that arrive during the read."""
         collected: list[Msg] = []
         try:
             async for messages in self.batches(tick=0.5):

@@ -1,6 +1,6 @@
 """Credentials of a run's users, and their admission to a server that `relax keys` configured.
 
-Their folder is private to its user, and never one that holds something else.
+Their folder is private to its user, and holds nothing else.
 """
 
 from __future__ import annotations
@@ -209,6 +209,6 @@ def _is_ignored(path: Path) -> bool:
 
 
 def _other_run(folder: Path, run: str) -> str:
-    """Name another run whose credentials the folder holds; empty if there is none."""
+    """Return the name of another run whose credentials are in the folder; empty without one."""
     names = [read_claims(path).name.partition(".")[0] for path in sorted(folder.glob(f"*/{CREDENTIALS_FILE}"))]
     return next((name for name in names if name != run), "")

@@ -30,7 +30,7 @@ _CELL = re.compile(rf"{_KIND}\.({_N})(?:\.({_N})\.({NAME.pattern}|{TURNS}\.{_N}\
 
 
 def check_name(name: str, what: str) -> str:
-    """Return a name of 1 to 64 letters, digits, `-` and `_`; raises SubjectError if it is none."""
+    """Return a name of 1 to 64 letters, digits, `-` and `_`; raises SubjectError for any other name."""
     if not NAME.fullmatch(name):
         msg = f"{what} {name!r} cannot be part of a subject; use 1 to 64 letters, digits, '-' or '_'"
         raise SubjectError(msg)

@@ -242,7 +242,7 @@ TEACHERS = (
     Case("a hint that adds nothing", (TEACHER, "roles.teacher.hint='{prompt}'")),
     Case("rewards of samples of a teacher", (*WRITES, "algorithm.advantage=group")),
     Case("samples of a teacher in episodes", (*WRITES, ECHO)),
-    Case("samples of a teacher of one's own", (*WRITES, "roles.teacher.actor=x.Teacher")),
+    Case("samples of a teacher of your own", (*WRITES, "roles.teacher.actor=x.Teacher")),
     Case(
         "an estimate at tokens of the teacher",
         (WRITES[0], "algorithm.distil={place='loss', student_share=0.5}", WRITES[2]),

@@ -183,7 +183,7 @@ def _data_files(config: Config) -> list[Path]:
 
 
 def _is_finished(folder: RunFolder, config: Config) -> bool:
-    """Whether a folder holds the result of this evaluation; raises ConfigError for that of another one."""
+    """Whether a folder holds the result of this evaluation; raises ConfigError if it holds another result."""
     return finished_before(folder, config) is not None and folder.evaluation(0).exists()
 
 

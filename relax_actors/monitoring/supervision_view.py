@@ -81,7 +81,7 @@ class Node:
     """A node: its supervisor, what it shares among actors, and its actors.
 
     Attributes:
-        name: `node`, or `node <n> <name>` of one that joined.
+        name: `node`, or `node <n> <name>` of a node that joined.
         supervisor: its process.
         lease_seconds: age of its lease; None without one: it is down, or cut off from the broker.
         spot: whether it may vanish.

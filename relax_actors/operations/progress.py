@@ -84,7 +84,7 @@ def next_state(operation: Operation, report: Report) -> State | None:
 
 
 def leaving(plan: OperationPlan, state: State) -> OperationPlan:
-    """Return the plan as of the node that an operation changes in a state: a role that moves leaves another one."""
+    """Return the plan as of the node that an operation changes in a state: a role that moves leaves its own."""
     if state not in IN or plan.source < 0:
         return plan
     return replace(plan, node=plan.source, node_name=plan.source_name)

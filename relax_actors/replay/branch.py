@@ -59,7 +59,7 @@ PAGE, PATIENCE = 256, 30.0
 
 
 class Branch:
-    """A new run, `name` in `folder`, to be made of a step of another one, with `section.key=value` settings.
+    """A new run, `name` in `folder`, made from a step of another run, with `section.key=value` settings.
 
     Raises:
         ConfigError: the step was not trained, a setting is wrong or cannot be changed, or the folder is in use.

@@ -78,7 +78,7 @@ class Replay:
 
 
 class Replayer:
-    """Computes steps of one model, "policy" or "critic", again; `progress` is told what is computed next."""
+    """Computes steps of one model, "policy" or "critic", again; `progress` gets a line on what is computed next."""
 
     def __init__(self, recording: Recording, config: Config, name: str, progress: Progress = lambda _: None) -> None:
         self._recording, self._progress = recording, progress

@@ -144,7 +144,7 @@ def _built_in_class(config: Config, name: str) -> type[Role]:
 
 
 def _variant(config: Config, name: str) -> str:
-    """Return the class of a built-in role, which is another one for episodes, and where a teacher writes samples."""
+    """Return the class of a built-in role, which differs for episodes and where a teacher writes samples."""
     if name != "rollout":
         return name
     if config.agent is not None:

@@ -83,7 +83,7 @@ class LiveChoice:
         self._news.set()
 
     def delta(self, shown: Shown) -> Delta | None:
-        """Return what is new; None if nothing is; raises ApiError if the answer was begun anew, and differs."""
+        """Return the new part, None without one; raises ApiError if the answer was restarted and differs."""
         if self._is_other:
             raise _restarted()
         if self._prompt is None or self._sent_tokens == len(self._tokens):

@@ -103,7 +103,7 @@ def play(
 ) -> Playing:
     """Play an episode to its end; yield operations of the environment, and requests of turns.
 
-    `log` gets its turns and its end; `fail` begins an episode again whose environment failed, or ends it.
+    `log` gets its turns and its end; `fail` restarts or ends an episode whose environment failed.
     """
     try:
         while session.state is None:

@@ -81,7 +81,7 @@ class MessageMedia:
     async def admit(self, row: RowId, own: Sequence[MediaSource], messages: Sequence[Message]) -> Shown:
         """Copy the media of a client's messages to the store, but those of the prompt, `own`.
 
-        `row` is that of the session; of a request outside of sessions, one that no table has.
+        `row` is the row of the session; outside of sessions, a row that no table has.
 
         Raises:
             RowError: a part is neither a text nor a medium, or a medium may not be used or cannot be read.

@@ -71,7 +71,7 @@ class Inputs:
         return _numbers(self.required(name), name)
 
     def token(self, name: str, *, gradient: bool = False) -> Tensor:
-        """Return an input of tokens, `[samples, width] float64`, 0 where there is none; raises ValueError."""
+        """Return an input of tokens, `[samples, width] float64`, padded with 0; raises ValueError for another shape."""
         rows = self.required(name)
         if not _is_ragged(rows) or [len(row) for row in rows] != self.lengths:
             msg = f"input {name!r} must have one list of numbers for each sample, of lengths {self.lengths}"

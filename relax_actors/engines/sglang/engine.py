@@ -217,7 +217,7 @@ class SglangEngine(GenerateMixin):
         return self._connection.resume_memory()
 
     def wait_for_server(self) -> None:
-        """Wait for a server, so that an actor without one takes no rows; raises ActorError if none is ready in time."""
+        """Wait for a server, so that an actor without one takes no rows; raises ActorError after the deadline."""
         self._connection.call(lambda _: None)
 
     def stream(

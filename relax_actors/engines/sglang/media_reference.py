@@ -96,7 +96,7 @@ class StoredMedia:
 
     @classmethod
     def decode(cls, text: str) -> StoredMedia:
-        """Read the string of a request; raises ValueError if it is not one that `encode` returned."""
+        """Read the string of a request; raises ValueError if `encode` did not return it."""
         if not text.startswith(PREFIX):
             msg = f"{text[:80]!r} is no reference to the media of a run"
             raise ValueError(msg)

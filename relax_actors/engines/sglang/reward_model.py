@@ -128,7 +128,6 @@ class SglangRewardModel:
         self._server = None
         server.record.kill()
         server.close()
-        time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
         """End the server."""

@@ -104,7 +104,7 @@ class TorchScorer(SwappableModel):
 
 
 class TorchTeacher(TorchScorer):
-    """A frozen model; implements `TeacherEngine`. Raises ConfigError if the folder holds none that fits."""
+    """A frozen model; implements `TeacherEngine`. Raises ConfigError for a folder without a fitting model."""
 
     def __init__(self, config: Config, path: Path, device: str = "auto") -> None:
         super().__init__(config, device, follows=False, path=path)

@@ -33,7 +33,7 @@ class SwappableWeights(ABC):
         self._follows = follows
         self._spare: dict[str, Tensor] = {}
         self._device = torch.device(device)
-        # Weights are staged by another thread than the one that moves them.
+        # One thread stages weights, and another moves them.
         self._memory = MovableTensors(self._on_device, self._device)
 
     @abstractmethod

@@ -45,7 +45,7 @@ _TMP = "/tmp"  # noqa: S108 the container's own
 def run_in_container(command: Sequence[str], text: str, limits: Limits, image: str) -> Ended:
     """Run a program of an image, with a text as its standard input, and return how it ended.
 
-    The image is one that the engine has, and contains python3.
+    The engine must have the image, which contains python3.
 
     Raises:
         EnvironmentFaultError: the engine failed.

@@ -35,7 +35,7 @@ def read_choice(text: str) -> float:
 
 
 def object_at_end(text: str) -> dict[str, Any]:
-    """Return the JSON object that a text ends with, not one that it quotes; raises ValueError without one."""
+    """Return the JSON object at the end of a text, no quoted one; raises ValueError without it."""
     rest = text.rstrip().removesuffix("```").rstrip()
     begin = -1
     while rest.endswith("}") and (begin := rest.find("{", begin + 1)) >= 0:

@@ -154,7 +154,7 @@ class Project:
         return dict(json.loads(path.read_text()))
 
     def console(self, links: int) -> tuple[str, str, dict[str, Any]]:
-        """Address, token and `/api/run` of the console, as soon as the one that printed link number `links` answers."""
+        """Address, token and `/api/run` of the console, once the console that printed link number `links` answers."""
 
         def answered() -> tuple[str, str, dict[str, Any]] | None:
             printed = LINK.findall(self.compose("logs", "--no-color", "console"))
