@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from process_memory import PROC, reset_peak, resident_mib
-from training_workload import config_of
+from training_workload import DENSE, config_of
 
 from relax_actors.engines.protocols import MediaItem, PromptMedia, TrainSample, train
 from relax_actors.engines.ranks.group import TrainerGroup
@@ -31,27 +31,25 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "pp2": {"pipeline_parallel": 2},
     "tp2 pp2": {"tensor_parallel": 2, "pipeline_parallel": 2},
 }
-TEXT: dict[str, Any] = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 4096,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e4,
-        "mrope_section": [6, 5, 5],
-        "mrope_interleaved": True,
-    },
+ROTARY: dict[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "mrope_section": [6, 5, 5],
+    "mrope_interleaved": True,
 }
+TEXT = DENSE | {"model_type": "qwen3_vl_text", "max_position_embeddings": 4096, "rope_parameters": ROTARY}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def architecture(depth: int) -> dict[str, Any]:
     """Return `model.architecture`, with `depth` layers in the tower."""
-    vision = {"depth": depth, "hidden_size": 256, "intermediate_size": 1024, "num_heads": 4, "patch_size": 8}
+    vision: dict[str, Any] = {
+        "depth": depth,
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_heads": 4,
+        "patch_size": 8,
+    }
     vision |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 128, "in_channels": 3}
     vision |= {"num_position_embeddings": 256, "deepstack_visual_indexes": [0]}
     return {"model_type": "qwen3_vl", "text_config": TEXT, "vision_config": vision}
