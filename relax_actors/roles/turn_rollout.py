@@ -67,15 +67,13 @@ class TurnRollout(Rollout):
 
     def make_work(self, sampling: Sampling) -> EpisodeBatch:
         """Return the episodes of rows."""
-        from relax_actors.sessions.episode_batch import EpisodeBatch  # noqa: PLC0415 as above
+        from relax_actors.sessions.episode_batch import EpisodeBatch, Rules  # noqa: PLC0415 as above
 
         return EpisodeBatch(
             self.context,
             self._client,
-            self._conversation,
-            self._limits,
+            Rules(self._conversation, self._limits, self._template(sampling)),
             self._policy,
-            self._template(sampling),
             start=self._start,
             result=self._result,
             counts=self._counts,

@@ -25,7 +25,8 @@ def with_auxiliary_terms(rows: StepRows, algorithm: AlgorithmSection) -> StepRow
     - `positive_nll`: mean -log-prob over the tokens of correct samples (arXiv 2504.05118).
     - `observation_nll`: mean -log-prob over the tokens of observations (ECHO, arXiv 2605.24517).
     """
-    return replace(rows, imitation=_imitation(rows, algorithm), observation=_observation(rows, algorithm))
+    terms = replace(rows.terms, imitation=_imitation(rows, algorithm), observation=_observation(rows, algorithm))
+    return replace(rows, terms=terms)
 
 
 def _imitation(rows: StepRows, algorithm: AlgorithmSection) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import add, mul
 from typing import Any
@@ -24,6 +24,24 @@ PROXIMAL, REFERENCE, VALUES, TEACHER = "actor_fwd", "reference", "values", "teac
 """Columns `[total] float32`: log-probs of the proximal policy, of the reference model of the KL, values; and
 `TeacherScores`."""
 _FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs", VALUES: "values"}
+
+
+@dataclass(frozen=True, slots=True)
+class AuxiliaryTerms:
+    """What the samples of an update train beside the advantages of their rewards.
+
+    Attributes:
+        distil: section [algorithm.distil]; None without a teacher.
+        imitation: factor of -log-prob of each token of a correct sample, in the sum of the losses of all tokens.
+        observation: factor of -log-prob of each token of an observation, as `imitation`.
+    """
+
+    distil: DistilSection | None = None
+    imitation: float = 0.0
+    observation: float = 0.0
+
+
+NO_TERMS = AuxiliaryTerms()
 
 
 def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
@@ -108,9 +126,7 @@ def samples_of(
     scores: Mapping[str, Any] | None = None,
     *,
     replays: bool = False,
-    distil: DistilSection | None = None,
-    imitation: float = 0.0,
-    observation: float = 0.0,
+    terms: AuxiliaryTerms = NO_TERMS,
     media: Sequence[PromptMedia] | None = None,
 ) -> list[TrainSample]:
     """Convert a row to samples: one for each sequence with trained tokens.
@@ -121,12 +137,10 @@ def samples_of(
         advantage: advantages and returns of the row; None if the row is only scored.
         scores: log-probs and values of the row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
-        distil: section [algorithm.distil] of a run with a teacher.
-        imitation: factor of -log-prob of each token of a correct sample; see `auxiliary_terms`.
-        observation: factor of -log-prob of each token of an observation, as `imitation`.
+        terms: a teacher, and terms that are means over other tokens; see `auxiliary_terms`.
         media: media and positions of each sequence; None for a model that reads text only.
     """
-    flat, trained = _flat_fields(trajectory, advantage, dict(scores or {}), distil, imitation, observation)
+    flat, trained = _flat_fields(trajectory, advantage, dict(scores or {}), terms)
     layout, recorded = _Layout(trajectory), trajectory.expanded_experts() if replays else None
     tokens, mask = layout.tokens(trajectory), layout.spread(trained)
     arrays = {name: layout.spread(array) for name, array in flat.items()}
@@ -157,9 +171,7 @@ def _flat_fields(
     trajectory: Trajectory,
     advantage: Advantage | None,
     scores: dict[str, Any],
-    distil: DistilSection | None,
-    imitation: float,
-    observation: float,
+    terms: AuxiliaryTerms,
 ) -> tuple[dict[str, Array], Array]:
     """Return the per-token fields of samples over own tokens, `[total, ...]`, and which tokens are trained."""
     teacher: TeacherScores | None = scores.pop(TEACHER, None)
@@ -167,19 +179,21 @@ def _flat_fields(
     flat |= {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in scores.items()}
     if advantage is not None:
         flat["advantages"] = token_advantages(advantage, trajectory)
-        if teacher is not None and distil is not None and distil.place == "advantage":
-            flat["advantages"] = flat["advantages"] + distil.coefficient * (teacher.logprobs - trajectory.logprobs)
+        if teacher is not None and terms.distil is not None and terms.distil.place == "advantage":
+            signal = teacher.logprobs - trajectory.logprobs
+            flat["advantages"] = flat["advantages"] + terms.distil.coefficient * signal
         if advantage.returns is not None:
             flat["returns"] = advantage.returns
-        if imitation and advantage.correct is not None:
-            flat["imitated"] = np.repeat(advantage.correct.astype(np.float32) * imitation, trajectory.sample_lengths)
+        if terms.imitation and advantage.correct is not None:
+            factors = advantage.correct.astype(np.float32) * terms.imitation
+            flat["imitated"] = np.repeat(factors, trajectory.sample_lengths)
     trained = trajectory.trained
-    if observation:
+    if terms.observation:
         observed = observed_tokens(trajectory)
         factors = flat.get("imitated", np.zeros(len(observed), np.float32))
         trained = trained | observed
-        flat |= {"observed": observed, "imitated": np.where(observed, np.float32(observation), factors)}
-    if teacher is not None and distil is not None and distil.place == "loss":
+        flat |= {"observed": observed, "imitated": np.where(observed, np.float32(terms.observation), factors)}
+    if teacher is not None and terms.distil is not None and terms.distil.place == "loss":
         flat |= teacher_fields(teacher, trajectory)
     return flat, trained
 
