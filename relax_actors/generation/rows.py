@@ -20,10 +20,10 @@ class Work(Protocol):
     """Rows that are generated together. Used from the thread that generates.
 
     Attributes:
-        asks_as_guests: whether the requests of its rows are guests of the batch.
+        uses_service: whether the requests of its rows are service requests of the batch.
     """
 
-    asks_as_guests: bool
+    uses_service: bool
 
     def __len__(self) -> int:
         """Return the number of rows without a result."""
@@ -53,7 +53,7 @@ class SingleTurns:
     `generate` asks for the samples of a row; `finish` returns its result from them and the seconds that they took.
     """
 
-    asks_as_guests = False
+    uses_service = False
 
     def __init__(
         self, generate: Callable[[Row], Future[Samples]], finish: Callable[[Row, Samples, float], Any]
@@ -191,7 +191,7 @@ class Rows:
             self._let_weights_in(work, key)
             ran = False
             for _ in self._policy.run(
-                version, lambda limit: self._let_rows_join(work, key, limit), lambda: self._invites(work, key)
+                version, lambda limit: self._let_rows_join(work, key, limit), lambda: self._admits(work, key)
             ):
                 ran = True
                 yield
@@ -209,16 +209,16 @@ class Rows:
         A sample has one version, unless updates are in flight or an agent takes its time.
         """
         version, _ = key
-        if version is None and work.asks_as_guests:
+        if version is None and work.uses_service:
             late = self._waiting.pop(key, [])
             self._policy.stager.use_newest(max((row.prompt.min_version for row in late), default=0))
             self._bad += work.open(late)
         elif (refresh := self._policy.refresh_of(version)) is not None:
             refresh()
 
-    def _invites(self, work: Work, key: BatchKey) -> bool:
-        """Whether guests may begin in the running batch of a key."""
-        if work.asks_as_guests:
+    def _admits(self, work: Work, key: BatchKey) -> bool:
+        """Whether service requests may begin in the running batch of a key."""
+        if work.uses_service:
             return key not in self._waiting and not self._policy.waits_for_weights(key[0])
         return bool(len(work)) and not self._drains(key)
 

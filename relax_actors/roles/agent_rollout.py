@@ -58,7 +58,7 @@ class AgentRollout(Rollout):
         """Build the engine and serve sessions; raises ConfigError if the chat template does not grow by turns."""
         self._news: queue.SimpleQueue[RowId | None] = queue.SimpleQueue()
         super().setup()
-        self._policy.on_guest(lambda: self._news.put(None))
+        self._policy.on_service(lambda: self._news.put(None))
 
     def start_service(self, service: GenerationService) -> None:
         """Begin to answer requests of agents."""
@@ -77,9 +77,9 @@ class AgentRollout(Rollout):
         self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put, self._shown, self._hosts)
         service.start(self._sessions)
 
-    def guest_limit(self) -> int:
+    def service_limit(self) -> int:
         """Return the most requests that are generated at once: one for each sample of the rows, or more."""
-        return max(super().guest_limit(), self.row_limit() * self.context.config.most_samples)
+        return max(super().service_limit(), self.row_limit() * self.context.config.most_samples)
 
     def make_work(self, sampling: Sampling) -> _AgentWork:
         """Return the rows whose samples are offered to agents."""
@@ -107,7 +107,7 @@ class AgentRollout(Rollout):
         """Wait for news, this long at most; return the rows that may be over."""
         rows: list[RowId] = []
         # No wait beside requests that can be generated.
-        waits = seconds if not self._policy.guests_waiting else 0
+        waits = seconds if not self._policy.service_waiting else 0
         with suppress(queue.Empty):
             news = self._news.get(timeout=waits) if waits else self._news.get_nowait()
             while True:
@@ -214,7 +214,7 @@ class _AgentWork:
     Requests of agents join the running batch as they come, and rows are held and leave between two tokens.
     """
 
-    asks_as_guests = True
+    uses_service = True
 
     def __init__(self, role: AgentRollout, sampling: Sampling) -> None:
         self._role, self._sampling = role, sampling

@@ -29,7 +29,7 @@ from relax_actors.sessions.episode_start import Limits, Start, starts_of, task_o
 from relax_actors.sessions.session_log import LazyLog, read_logs
 
 WAIT_SECONDS = 0.05
-"""Longest wait for an environment's answer before rows and guests are looked for again."""
+"""Longest wait for an environment's answer before rows and service requests are looked for again."""
 LOOK_SECONDS = 1.0
 """Interval of looking for episodes that have taken too long."""
 
@@ -88,7 +88,7 @@ class EpisodeBatch:
         groups: rows that are not over.
     """
 
-    asks_as_guests = False
+    uses_service = False
 
     def __init__(
         self,

@@ -260,7 +260,7 @@ class GenerationService:
         leaves the queue or the batch.
         """
         watch = watch or CallWatch()
-        if self._policy.guests_waiting >= MAX_WAITING:
+        if self._policy.service_waiting >= MAX_WAITING:
             raise Refused(Refusal.BUSY, f"{MAX_WAITING} requests wait for the engine; try again")
         pending = self._policy.generate(replace(request, watch=watch))
         left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
