@@ -12,6 +12,7 @@ from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateCall, Refusal
 from relax_actors.serving.errors import ApiError
 from tests.support.asked import answer
+from tests.support.messages import assert_says
 from tests.support.running import wait_until
 from tests.support.service_ends import ServiceEnds
 
@@ -38,7 +39,7 @@ def test_stop_tokens_of_a_request_end_its_answer(ends: ServiceEnds) -> None:
     assert answering.result(20).tokens.tolist() == [4, 5]
     unknown = GenerateCall("unknown", PROMPT, stop_ids=[1000], seconds=20)
     refused = ends.connection.call(ends.policy.generate(unknown), 20)
-    assert refused.detail == f"stop token 1000 is not in the vocabulary of {ends.size} tokens"
+    assert_says(refused.detail, "stop token 1000", f"{ends.size} tokens")
 
 
 def test_grammar_of_a_request_reaches_the_engine_and_alone_decides_the_end(ends: ServiceEnds) -> None:

@@ -22,6 +22,7 @@ from relax_actors.roles.trainer import Trainer
 from relax_actors.training.step_feed import minibatches
 from relax_actors.training.step_rows import StepReader
 from tests.support.contexts import MakeContext, MakeTrainer
+from tests.support.messages import assert_says
 from tests.support.steps import ROWS, SAMPLES, TOKENS, batches, fingerprint, put_rows, put_step, read_all
 
 CORRECTED = ("algorithm.proximal=trainer", "algorithm.correction.kind=tis")
@@ -216,7 +217,7 @@ def refill(table: Table, trainer: Trainer, rows: int) -> None:
 
 
 def test_run_stops_if_the_first_rows_are_all_malformed(make_trainer: MakeTrainer, table: Table) -> None:
-    with pytest.raises(AllRowsFailedError, match=r"^the first 8 rows of role trainer all failed with the same error"):
+    with pytest.raises(AllRowsFailedError, match=r"^the first 8 rows of role trainer .*same error"):
         refill(table, make_trainer(), 8)
     assert table.count_cells(table.subjects.column("quarantined")) == 8
 
@@ -335,10 +336,12 @@ def test_engine_that_cannot_score_refuses_several_updates_with_its_own_proximal_
     trainer.context = make_context("trainer", *UPDATES)
     with pytest.raises(ConfigError) as raised:
         trainer.setup()
-    assert str(raised.value) == (
-        "trainer.backend = 'torch' cannot compute the log-probs before the first of 4 updates of a batch, which "
-        'algorithm.proximal = "trainer" needs; set algorithm.proximal = "rollout" or "actor_fwd", or '
-        "trainer.minibatches = 1 and trainer.epochs = 1"
+    assert_says(
+        raised.value,
+        "trainer.backend = 'torch'",
+        "4 updates",
+        'algorithm.proximal = "rollout"',
+        "trainer.minibatches = 1",
     )
 
 

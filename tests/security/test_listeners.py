@@ -16,6 +16,7 @@ from broker.listeners import Settings
 from relax_actors.cli.keys import make_keys
 from relax_actors.errors import ConfigError
 from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.messages import assert_says
 from tests.support.running import TINY, wait_until
 from tests.support.websockets import upgraded
 
@@ -56,7 +57,7 @@ def test_without_being_asked_there_is_one_listener_on_loopback(tmp_path: Path) -
     text = (tmp_path / "server" / "nats-server.conf").read_text()
     assert re.findall(r"(?m)^ *(listen|http|websocket|port).*$", text) == ["listen"]
     assert 'listen: "127.0.0.1:4222"' in text
-    assert lines[-1] == "for clients on other machines: add --listen 0.0.0.0:4222"
+    assert_says(lines[-1], "other machines", "--listen 0.0.0.0:4222")
 
 
 def test_pages_of_others_open_no_websocket(make_guarded: MakeGuarded) -> None:

@@ -33,7 +33,7 @@ def test_kl_coefficient_follows_the_error_within_a_fifth() -> None:
     assert adapted_kl(0.2, 6.6, **settings) == pytest.approx(0.2 * (1 + 0.1 * 0.1))
     assert adapted_kl(0.2, 60.0, **settings) == pytest.approx(0.2 * (1 + 0.2 * 0.1))
     assert adapted_kl(0.2, 0.0, **settings) == pytest.approx(0.2 * (1 - 0.2 * 0.1))
-    with pytest.raises(ValueError, match="the target of the KL is 0 and its horizon 10; both must be above 0"):
+    with pytest.raises(ValueError, match="KL is 0 and its horizon 10"):
         adapted_kl(0.2, 1.0, target=0, horizon=10, samples=1)
 
 

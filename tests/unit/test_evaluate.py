@@ -15,6 +15,7 @@ from relax_actors.algorithms.evaluate.kinds import evaluate
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.loss_inputs import LossInputs
 from relax_actors.engines.torch.objective import StepObjective
+from tests.support.messages import assert_says
 
 
 def one(kind: str, name: str, inputs: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -357,7 +358,7 @@ def test_command_prints_all_cases_and_fails_if_one_fails(tmp_path: Path) -> None
     assert set(second) == {"kind", "name", "error"}
     refused = subprocess.run([*command, "-"], input="{}", capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert refused.stderr == '-: the file holds no list of cases; write a JSON list of cases, or {"cases": [...]}\n'
+    assert_says(refused.stderr, "no list of cases", '"cases"')
     nested = subprocess.run([*command, "-"], input="[" * 100_000, capture_output=True, text=True, check=False)
     assert nested.returncode == 2
     assert "write a JSON list of cases" in nested.stderr

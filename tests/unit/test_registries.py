@@ -28,6 +28,7 @@ from relax_actors.roles import built_in_spec, make_role, role_class, role_names,
 from relax_actors.roles.permissions import permissions
 from relax_actors.runtime import StatefulRole, check_role
 from relax_actors.supervision.assignment import parse, whole
+from tests.support.messages import assert_says
 from tests.support.running import TINY
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
@@ -216,7 +217,7 @@ def test_an_entry_point_that_does_not_import_names_its_package_the_cause_and_the
     install("broken_rewards", "[relax_actors.rewards]\nnice = broken_rewards:nice\n", "import a_package_nobody_has\n")
     (error,) = examine(load_config(DEMO, ["reward.function=nice"])).errors
     assert error.startswith("reward.function = 'nice': entry point 'nice = broken_rewards:nice' of broken_rewards 1.2")
-    assert "No module named 'a_package_nobody_has'; update or reinstall broken_rewards" in error
+    assert_says(error, "a_package_nobody_has", "reinstall broken_rewards")
 
 
 def test_an_entry_point_whose_object_is_missing_is_refused(install: Install) -> None:
@@ -349,7 +350,7 @@ def test_a_note_of_a_spec_under_the_key_of_another_is_refused() -> None:
     class Noter(StatefulRole):
         spec = RoleSpec(notes=("lease.trainer.0",))
 
-    with pytest.raises(ConfigError, match=r"notes names key 'lease\.trainer\.0'; keys of roles begin with 'note\.'"):
+    with pytest.raises(ConfigError, match=r"'lease\.trainer\.0'; .*'note\.'"):
         check_role(Noter, "roles.own.actor")
 
 

@@ -78,7 +78,7 @@ class CriticConformance:
         assert prints[0] == prints[1] != prints[2]
 
     def test_a_step_without_rows_is_refused(self, make: MakeCritic) -> None:
-        with pytest.raises(ValueError, match="no rows were accumulated for step 3; call accumulate first"):
+        with pytest.raises(ValueError, match=r"step 3.*call accumulate"):
             make().step(3, silent)
 
     def test_a_critic_learns_its_returns(self, make: MakeCritic) -> None:
