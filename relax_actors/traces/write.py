@@ -78,11 +78,6 @@ def check_output(path: Path, kind: str) -> None:
         import_extra("pyarrow.parquet", "parquet", "--format parquet")
 
 
-def write_traces(path: Path, kind: str, traces: Iterable[Trace]) -> int:
-    """Write traces; arguments and errors as `write_records`, and TraceError of `record_of`."""
-    return write_records(path, kind, (record_of(trace, kind) for trace in traces))
-
-
 def write_records(path: Path, kind: str, records: Iterable[Record]) -> int:
     """Write records, and return their number. A process that is killed leaves nothing with the name `path`.
 

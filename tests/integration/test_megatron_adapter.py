@@ -25,9 +25,9 @@ from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
 from tests.conformance.base.critic_engine import updated
-from tests.conformance.base.training_engine import begun, folder_of, silent
+from tests.conformance.base.training_engine import begun, folder_of
 from tests.support.adapters import adapter_config, base_folder
-from tests.support.batches import batch_of, batch_of_generations, routed
+from tests.support.batches import batch_of, batch_of_generations, routed, silent
 from tests.support.models import request_of
 from tests.support.text_families import MEGATRON
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, ranks_of, skip_if_missing

@@ -28,6 +28,7 @@ from relax_actors.errors import ActorError, EngineError
 from relax_actors.isolation.janitor import COMMAND, is_janitor, segments
 from relax_actors.isolation.proc import command, processes
 from tests.conformance.base.inference_engine import pairs_of
+from tests.support.batches import silent
 from tests.support.models import (
     STOP,
     ReferenceModel,
@@ -49,9 +50,6 @@ REQUESTS.append(request_of("5>", 3, samples=8, temperature=0.7))
 LONG = [request_of("12>", 1, max_tokens=450, stop_ids=frozenset())]
 STRINGS = stop_strings("123", "45", "709")
 ENDED = request_of("12>", 4, samples=8, max_tokens=300, stop_ids=frozenset(), stop_strings=STRINGS)
-
-
-def nothing() -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +82,9 @@ def test_weights_from_memory_are_served_under_their_version(kept: Kept, tmp_path
         engine.load(3, *shards(kept, tmp_path))
         engine.stage(4, tensors(kept, 0.7))
         assert engine.version == 3
-        before = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
+        before = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
         assert engine.swap() == engine.version == 4
-        after = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
+        after = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
         assert {int(v) for _, s in before for v in s.versions} == {3}
         assert {int(v) for _, s in after for v in s.versions} == {4}
         check_logprobs(kept.config, [*before, *after], {3: 1.0, 4: 0.7}, 1e-5)
@@ -100,7 +98,7 @@ def test_damaged_weights_are_never_served(kept: Kept, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="published was"):
             engine.load(9, "0" * 32, files)
         with pytest.raises(StoreError, match="no verified weights"):
-            engine.generate(REQUESTS, nothing)
+            engine.generate(REQUESTS, silent)
         engine.stage(9, tensors(kept))
         (staged,) = kept.folder.server(0).with_suffix("").iterdir()
         damaged = bytearray((staged / "model.safetensors").read_bytes())
@@ -109,7 +107,7 @@ def test_damaged_weights_are_never_served(kept: Kept, tmp_path: Path) -> None:
         with pytest.raises(ActorError, match="not those of version 9"):
             engine.swap()
         with pytest.raises(StoreError, match="no verified weights"):
-            engine.generate(REQUESTS, nothing)
+            engine.generate(REQUESTS, silent)
         assert print_of in staged.name
 
 
@@ -151,7 +149,7 @@ def test_a_server_that_timed_out_during_a_weight_update_is_abandoned(kept: Kept,
         made = generated_over_a_swap(kept, engine)
         assert engine.losses == 1
         check_logprobs(kept.config, made, {3: 1.0, 4: 0.7}, 5e-5)
-        after = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
+        after = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
         assert {int(v) for _, s in after for v in s.versions} == {4}
         check_logprobs(kept.config, after, {4: 0.7}, 1e-5)
 
@@ -165,7 +163,7 @@ def test_an_update_left_open_by_an_earlier_incarnation_is_closed(kept: Kept, tmp
         with engine_of(kept, TensorLoader(1)) as engine:
             engine.load(3, *shards(kept, tmp_path))
             assert client.post("/end_weight_update", json={}).status_code == 400
-            made = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
+            made = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
     assert kept.record == record
     check_logprobs(kept.config, made, {3: 1.0}, 1e-5)
 
@@ -182,7 +180,7 @@ def test_weights_are_loaded_again_after_a_failed_load(kept: Kept, tmp_path: Path
         with engine_of(kept) as engine:
             engine.load(3, print_of, files)
             assert server.identity() == named
-            check_logprobs(kept.config, pairs_of(REQUESTS, engine.generate(REQUESTS, nothing)), {3: 1.0}, 1e-5)
+            check_logprobs(kept.config, pairs_of(REQUESTS, engine.generate(REQUESTS, silent)), {3: 1.0}, 1e-5)
 
 
 def test_the_next_incarnation_after_a_crash_finds_the_server_with_its_weights(kept: Kept, tmp_path: Path) -> None:
@@ -214,7 +212,7 @@ def test_the_next_incarnation_after_a_crash_finds_the_server_with_its_weights(ke
     loads = log.read_text().count("Start update_weights")
     with engine_of(kept) as engine:
         engine.load(6, print_of, [shard])
-        made = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
+        made = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
         check_logprobs(kept.config, made, {6: 1.0}, 1e-5)
     assert kept.record == record
     assert log.read_text().count("Start update_weights") == loads
@@ -283,8 +281,8 @@ def test_a_refusal_of_the_server_is_reported_in_its_words(kept: Kept, tmp_path: 
     with engine_of(kept) as engine:
         engine.load(3, *shards(kept, tmp_path))
         with pytest.raises(EngineError, match="refuses a row"):
-            engine.generate([request_of("12>", 1, samples=8, temperature=-1.0)], nothing)
-        assert len(engine.generate(REQUESTS, nothing)) == 3
+            engine.generate([request_of("12>", 1, samples=8, temperature=-1.0)], silent)
+        assert len(engine.generate(REQUESTS, silent)) == 3
 
 
 def test_a_deterministic_row_gives_the_same_bits_after_its_server_is_killed(exact: Kept, tmp_path: Path) -> None:
@@ -301,11 +299,11 @@ def test_a_deterministic_row_gives_the_same_bits_after_its_server_is_killed(exac
                     killed = True
                     exact.kill("scheduler")
 
-            (group,) = engine.generate(one, disturb if disturbed else nothing)
+            (group,) = engine.generate(one, disturb if disturbed else silent)
             found.append(group)
             if not disturbed:
                 # A row between the two changes nothing.
-                engine.generate([request_of("9081>", 2, samples=8)], nothing)
+                engine.generate([request_of("9081>", 2, samples=8)], silent)
     for group in found[1:]:
         for a, b in zip(found[0], group, strict=True):
             np.testing.assert_array_equal(a.tokens, b.tokens)
@@ -322,7 +320,7 @@ def test_the_chosen_experts_of_every_token_are_reported(tmp_path: Path) -> None:
             engine.load(3, *shards(kept, tmp_path))
             # Some samples are aborted when a stop string has ended in them.
             requests = [*REQUESTS, ENDED]
-            made = pairs_of(requests, engine.generate(requests, nothing))
+            made = pairs_of(requests, engine.generate(requests, silent))
             check_logprobs(kept.config, made, {3: 1.0}, 5e-5)
     finally:
         kept.close()

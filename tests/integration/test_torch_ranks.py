@@ -25,11 +25,11 @@ from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.torch.stored_weights import fingerprint_of
 from relax_actors.weights import files as weights
 from tests.conformance.base.critic_engine import policy_of, updated
-from tests.support.batches import answers, batch_of, parts_of, routed
+from tests.support.batches import answers, batch_of, parts_of, routed, silent
 from tests.support.media_batches import media_batch
 from tests.support.models import QWEN3, qwen3_moe, request_of
 from tests.support.tiny_media_models import architecture_of
-from tests.support.torch_ranks import nothing, ranks_config, ranks_of, trained
+from tests.support.torch_ranks import ranks_config, ranks_of, trained
 from tests.support.trained_engines import max_difference, started, weights_of
 
 UNTIED = QWEN3 | {"tie_word_embeddings": False}
@@ -85,7 +85,7 @@ def assert_close(one: Figures, other: Figures) -> None:
 def test_two_ranks_train_and_score_what_one_process_does(pair: Pair, tmp_path: Path) -> None:
     both = []
     for engine in (started(pair.ranks), started(pair.alone())):
-        scored = engine.score(replayed(9), nothing)
+        scored = engine.score(replayed(9), silent)
         figures = trained(engine, batches=replayed), weights_of(engine, tmp_path / f"{len(both)}")
         both.append((figures, scored))
     assert_close(both[0][0], both[1][0])
@@ -124,8 +124,8 @@ def test_two_ranks_give_the_same_bits_after_discarded_rows(pair: Pair) -> None:
             for _ in range(2 if discards else 1):
                 engine.discard()
                 for row in parts_of(replayed(step)):  # as a trainer that streams gets them
-                    engine.accumulate(row, nothing)
-            engine.step(step, nothing)
+                    engine.accumulate(row, silent)
+            engine.step(step, silent)
         prints.append(engine.fingerprint())
     assert len(set(prints)) == 1
 
@@ -161,12 +161,12 @@ def test_ranks_leave_their_devices_together_and_change_no_bit(pair: Pair, tmp_pa
         engine, figures = started(pair.ranks), []
         for step in range(2):
             for part in parts_of(replayed(step)):
-                engine.accumulate(part, nothing)
+                engine.accumulate(part, silent)
                 if leaves:
                     assert engine.release_memory(away) > 0
                     assert engine.resume_memory() > 0
             # The first micro-batch of an engine is also compared with a pass without router replay.
-            metrics = engine.step(step, nothing).metrics
+            metrics = engine.step(step, silent).metrics
             figures.append({name: value for name, value in metrics.items() if not name.startswith("unreplayed")})
             if leaves:
                 sizes.add(engine.release_memory(away))
@@ -206,7 +206,7 @@ def test_a_shared_model_is_published_while_the_next_step_computes(tmp_path: Path
     before = engine.fingerprint()
     publisher.start()
     for _ in range(4):
-        engine.accumulate(batch_of(0), nothing)
+        engine.accumulate(batch_of(0), silent)
         engine.discard()
     done.set()
     publisher.join(60)
@@ -218,12 +218,12 @@ def test_an_error_of_all_ranks_leaves_them_usable(pair: Pair, tmp_path: Path) ->
     before = engine.fingerprint()
     tokens = np.ones(60, np.int32)
     with pytest.raises(ValueError, match="holds at most 40"):
-        train(engine, [TrainSample.of_completion(tokens[:1], tokens[1:])], 0, nothing)
+        train(engine, [TrainSample.of_completion(tokens[:1], tokens[1:])], 0, silent)
     engine.discard()
     with pytest.raises(OSError, match="nowhere"):
         engine.publish(tmp_path / "nowhere" / "weights")
     assert engine.fingerprint() == before
-    train(engine, replayed(0), 0, nothing)
+    train(engine, replayed(0), 0, silent)
     assert engine.fingerprint() != before
 
 
@@ -256,7 +256,7 @@ def test_several_ranks_train_what_one_process_trains(tmp_path: Path, name: str) 
     for ranks in (1, 2, 4) if name in WIDE else (1, 2):
         with ranks_of(ranks_config(tmp_path / str(ranks), architecture, ranks, **settings)) as engine:
             engine.initialise(5)
-            warm = dict(engine.warm_start(answers([request_of("12>", 0).tokens], [3, 4, 11]), 1e-3, nothing).metrics)
+            warm = dict(engine.warm_start(answers([request_of("12>", 0).tokens], [3, 4, 11]), 1e-3, silent).metrics)
             engine.finish_warm_start()
             found.append(([warm, *trained(engine)], weights_of(engine, tmp_path / f"weights{ranks}")))
     for several in found[1:]:
@@ -274,7 +274,7 @@ def test_ranks_in_half_precision_train_what_one_process_trains(
         with ranks_of(config) as engine:
             metrics = trained(started(engine))
             engine.remember()
-            train(engine, batch_of(7), 7, nothing)
+            train(engine, batch_of(7), 7, silent)
             delta = engine.delta()
             if delta is not None:
                 assert delta(tmp_path / f"delta{ranks}") == engine.fingerprint()
@@ -297,7 +297,7 @@ def test_two_ranks_train_media_that_one_of_them_does_not_have(tmp_path: Path, mo
         mixed = [*samples[:2], *(replace(sample, row=sample.row + 100) for sample in batch_of(3))]
         with ranks_of(config) as engine:
             started(engine)
-            metrics = [dict(train(engine, batch, step, nothing).metrics) for step, batch in enumerate((samples, mixed))]
+            metrics = [dict(train(engine, batch, step, silent).metrics) for step, batch in enumerate((samples, mixed))]
             found.append((metrics, weights_of(engine, tmp_path / f"weights{ranks}")))
     assert_close(found[1], found[0])
 
@@ -325,7 +325,7 @@ def test_two_ranks_of_a_critic_train_what_one_process_trains(tmp_path: Path) -> 
         assert critic.fingerprint() == last
         critic.export(exported := tmp_path / f"critic{ranks}")
         written = weights.load(sorted(exported.glob("*.safetensors")))
-        found.append((metrics, written, critic.values(batch_of(9), nothing)))
+        found.append((metrics, written, critic.values(batch_of(9), silent)))
         if ranks > 1:
             critic.close()
     assert_close(found[1][:2], found[0][:2])
@@ -355,7 +355,7 @@ def test_a_killed_rank_ends_the_call_and_the_others(tmp_path: Path) -> None:
         started(group)
         os.kill(group.pids[1], signal.SIGKILL)
         with pytest.raises(RankError, match="rank 1"):
-            train(group, batch_of(0), 0, nothing)
+            train(group, batch_of(0), 0, silent)
         assert ended == [(1, -signal.SIGKILL)]
     finally:
         group.close()

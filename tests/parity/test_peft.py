@@ -16,9 +16,9 @@ from relax_actors.data.adapter_check import check_adapter
 from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import ConfigError
-from tests.conformance.base.training_engine import begun, folder_of, silent
+from tests.conformance.base.training_engine import begun, folder_of
 from tests.support.adapters import adapter_config, base_folder
-from tests.support.batches import batch_of
+from tests.support.batches import batch_of, silent
 
 peft = pytest.importorskip("peft", reason="needs the extra parity")
 

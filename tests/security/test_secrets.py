@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.server import find_binary
-from tests.integration.test_monitor import free_port
-from tests.support.guarded import MakeGuarded
+from tests.support.guarded import MakeGuarded, free_port
 from tests.support.messages import assert_says
 from tests.support.running import Run, processes_of, wait_until
 

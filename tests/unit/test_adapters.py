@@ -26,9 +26,9 @@ from relax_actors.errors import ConfigError
 from relax_actors.replay.branch import fixed_of
 from relax_actors.supervision.resume import compare
 from relax_actors.weights import files as weights
-from tests.conformance.base.training_engine import begun, folder_of, silent
+from tests.conformance.base.training_engine import begun, folder_of
 from tests.support.adapters import adapter_config, base_folder
-from tests.support.batches import batch_of, batch_of_generations, valued
+from tests.support.batches import batch_of, batch_of_generations, silent, valued
 from tests.support.models import ReferenceModel, request_of
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}

@@ -16,8 +16,8 @@ from relax_actors.engines.megatron.backend import MegatronCriticBackend
 from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from tests.conformance.base.critic_engine import policy_of, silent, updated
-from tests.support.batches import batch_of
+from tests.conformance.base.critic_engine import policy_of, updated
+from tests.support.batches import batch_of, silent
 from tests.support.media_batches import media_batch
 from tests.support.messages import assert_says
 from tests.support.tiny_media_models import architecture_of

@@ -16,6 +16,7 @@ from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.media.family import Family, family_of
 from relax_actors.messages import Sample, TokenSequence, Trajectory
 from relax_actors.training.validation import RowValidator
+from tests.support.batches import silent
 from tests.support.messages import assert_says
 from tests.support.models import config_of, publish, random_weights
 from tests.support.tiny_media_models import FAMILIES, architecture_of, prompts_of
@@ -56,10 +57,6 @@ class Run:
         scorer = TorchScorer(self.config)
         scorer.load(1, *self.publish(scale))
         return scorer.score(samples, lambda: None)
-
-
-def silent() -> None:
-    """Progress that nobody waits for."""
 
 
 @pytest.fixture(

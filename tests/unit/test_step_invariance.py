@@ -37,8 +37,8 @@ from relax_actors.engines.torch.step_facts import (
     step_facts,
     unpack_records,
 )
-from tests.support.batches import observing, two_rows
-from tests.unit.test_masked_training import config_of, nothing
+from tests.support.batches import observing, silent, two_rows
+from tests.unit.test_masked_training import config_of
 
 SETTINGS = (
     *("ratio", "surrogate", "clip_low", "clip_high", "dual_clip", "divergence", "ratio_cap", "tau_pos", "tau_neg"),
@@ -251,7 +251,7 @@ def step_of(
     rows = range(samples[-1].row + 1)
     parts = [[sample for sample in samples if sample.row == row] for row in rows] if by_row else [samples]
     for part in parts:
-        engine.accumulate(part, nothing)
+        engine.accumulate(part, silent)
     captured: list[torch.Tensor] = []
 
     def capture(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -260,7 +260,7 @@ def step_of(
 
     hook = register_optimizer_step_pre_hook(capture)
     try:
-        metrics = engine.step(0, nothing).metrics
+        metrics = engine.step(0, silent).metrics
     finally:
         hook.remove()
     return float(metrics["loss"]), torch.cat(captured)

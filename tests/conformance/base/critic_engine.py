@@ -12,14 +12,10 @@ import pytest
 from relax_actors.config import Config
 from relax_actors.engines.protocols.training import SupportsAsyncSave
 from relax_actors.engines.torch.model import build, tensors_of
-from tests.support.batches import batch_of, valued
+from tests.support.batches import batch_of, silent, valued
 from tests.support.models import publish
 
 MakeCritic = Callable[..., Any]
-
-
-def silent() -> None:
-    """Progress that nobody waits for."""
 
 
 def policy_of(config: Config, folder: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from broker.errors import StoreError
 from relax_actors.config import Config
 from relax_actors.engines.protocols import Generation, GenerationRequest, InferenceEngine
 from relax_actors.messages import FinishReason
+from tests.support.batches import silent
 from tests.support.models import (
     ALPHABET,
     STOP,
@@ -34,10 +35,6 @@ from tests.support.models import (
 
 REQUESTS = [request_of("12>", 1), request_of("9081>", 2), request_of("5>", 3, temperature=0.7)]
 Samples = list[list[Generation]]
-
-
-def silent() -> None:
-    """Progress that nobody waits for."""
 
 
 def pairs_of(requests: list[GenerationRequest], groups: Samples) -> list[tuple[GenerationRequest, Generation]]:

@@ -18,15 +18,11 @@ from relax_actors.engines.protocols import TrainingEngine, train
 from relax_actors.engines.protocols.training import SupportsAsyncSave, SupportsScore
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
-from tests.support.batches import answers, batch_of, parts_of, with_advantages, with_noise_outside_the_mask
+from tests.support.batches import answers, batch_of, parts_of, silent, with_advantages, with_noise_outside_the_mask
 from tests.support.models import STOP, request_of
 
 MakeEngine = Callable[..., Any]
 PROMPTS = [request_of(text, 0).tokens for text in ("12>", "9081>", "5>")]
-
-
-def silent() -> None:
-    """Progress that nobody waits for."""
 
 
 def begun(engine: Any, seed: int = 5) -> Any:
