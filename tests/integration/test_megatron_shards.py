@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,19 +29,6 @@ ONE = (*DELTAS, "model.architecture.num_key_value_heads=2")
 TWO = (*ONE, "trainer.backend=megatron", "trainer.megatron.ranks=2", "trainer.megatron.tensor_parallel=2")
 WIDE = DENSE | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "head_dim": 64}
 MIB = 1 << 20
-
-
-@pytest.fixture
-def group_of() -> Iterator[Callable[..., TrainerGroup]]:
-    groups: list[TrainerGroup] = []
-
-    def make(config: object) -> TrainerGroup:
-        groups.append(TrainerGroup(config, lambda *_: None))  # type: ignore[arg-type]
-        return groups[-1]
-
-    yield make
-    for group in groups:
-        group.close()
 
 
 @pytest.mark.slow
