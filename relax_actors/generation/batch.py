@@ -1,4 +1,4 @@
-"""The requests of a rollout actor: which wait, which are generated together, and which of them begin next.
+"""Requests of a rollout actor: which wait, which run together, and which begin next.
 
 Rows, turns of conversations, and requests that belong to no row (service requests) are all tickets. Rows begin at once,
 because the role only takes as many as the engine has room for. Turns and service requests wait until they fit, the
@@ -57,7 +57,7 @@ class Ticket:
     samples: Future[Samples] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
-        """Check the request; raises ValueError if it asks for more or less than one sample and is no row."""
+        """Check the request; raises ValueError unless turns and service requests ask for one sample."""
         if self.kind is not Kind.ROW and self.request.samples != 1:
             msg = (
                 f"a request of kind {self.kind.name} asks for {self.request.samples} samples; send one request for each"
@@ -67,7 +67,7 @@ class Ticket:
 
 
 class Generates(Protocol):
-    """What rows, conversations and services ask of a policy; see `relax_actors.generation.policy.Policy`."""
+    """What rows, conversations and services need of a policy; see `generation.policy.Policy`."""
 
     @property
     def service_waiting(self) -> int:
@@ -89,7 +89,7 @@ class Generates(Protocol):
 
 
 class JoinPace:
-    """Decides when requests join a running batch: at once, or several together if a join costs the batch something."""
+    """Decides when requests join a running batch: at once, or together if a join is expensive."""
 
     def __init__(self, *, joins_freely: bool) -> None:
         self._joins_freely, self._tokens = joins_freely, 0
@@ -184,7 +184,7 @@ class Batch:
         return begun + self._start(joining)
 
     def join(self, *, service: bool = True) -> list[GenerationRequest]:
-        """Count a token of the running batch; return the requests that join behind it. Rows join at once."""
+        """Count a token of the running batch; return the requests that join it. Rows join at once."""
         ready = len(self._waiting[Kind.TURN])
         if service and self._waiting[Kind.SERVICE]:
             ready += self.service_ready()
@@ -200,7 +200,7 @@ class Batch:
         return [self._waiting[Kind.SERVICE].popleft() for _ in range(self._count_fitting(reserves=True))]
 
     def _count_fitting(self, *, reserves: bool) -> int:
-        """Return how many service requests may begin now: the oldest ones, up to the first that does not fit.
+        """Return how many service requests fit now, counted from the oldest.
 
         With `reserves`, turns leave room for that first service request.
         """

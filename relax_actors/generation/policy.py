@@ -1,4 +1,4 @@
-"""The policy of a rollout actor: the owner of its engine and its weights, with one verb, `generate`."""
+"""The policy of a rollout actor: owner of its engine and weights, with one verb, `generate`."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Policy:
         self._batch.release(conversation)
 
     def refresh_of(self, version: int | None) -> Refresh | None:
-        """Return the function that swaps weights within a batch of a version, or of the newest; None if nothing may."""
+        """Return the function that swaps weights within a batch; None if it keeps its weights."""
         return self.stager.refresh if version is None and self._updates_in_flight else None
 
     def waits_for_weights(self, version: int | None) -> bool:
@@ -139,7 +139,7 @@ class Policy:
         exchange: Callable[[int], None] = lambda _: None,
         admits: Callable[[], bool] = lambda: True,
     ) -> Iterator[None]:
-        """Generate what waits, and what joins it meanwhile; yield between two tokens, after samples were given out.
+        """Generate waiting and joining requests; yield between two tokens, after samples are done.
 
         Ends when nothing runs and nothing joins. An exact `version` in use is kept; without it, newer weights may be
         swapped in. `exchange` is called before requests join, with the number of rows that the engine has room for;
@@ -166,7 +166,7 @@ class Policy:
             self.profiles.end_step()
 
     def answer(self, requests: Sequence[GenerationRequest], version: int | None) -> list[Samples]:
-        """Generate requests as one batch that nothing joins, with an exact version, if given; return their samples."""
+        """Generate requests as one closed batch, with an exact version if given; return the samples."""
         pending = [self.generate(request, Kind.ROW) for request in requests]
         for _ in self.run(version, admits=lambda: False):
             pass

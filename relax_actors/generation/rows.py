@@ -1,4 +1,4 @@
-"""The rows that a rollout generates: what waits, by what rows of a batch have in common, and the batch that runs."""
+"""Rows of a rollout: waiting rows by what a batch has in common, and the running batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Work(Protocol):
         """Begin with rows; return those that cannot be generated, with their errors."""
 
     def exchange(self) -> None:
-        """Take what has arrived between two tokens, and ask for what can be generated next; does not wait."""
+        """Take what has arrived between two tokens, and request further turns; never waits."""
 
     def wait(self) -> None:
         """Wait a short time for something to arrive, while nothing can be generated."""
@@ -138,7 +138,7 @@ class Rows:
         self._bad: Errors = []
 
     def generate(self, rows: Sequence[Row]) -> Iterator[Results]:
-        """Generate rows, and rows that join while these are generated; yield each row as soon as it is finished.
+        """Generate rows, and rows that join them; yield each row as soon as it is finished.
 
         Raises:
             RowError: a row requires weights newer than any published version. PromptSource admits a row only after the
@@ -223,7 +223,7 @@ class Rows:
         return bool(len(work)) and not self._drains(key)
 
     def _let_rows_join(self, work: Work, key: BatchKey, limit: int) -> None:
-        """Exchange what has arrived between two tokens, and let rows join the running batch of a key."""
+        """Take what has arrived between two tokens, and let rows join the running batch of a key."""
         work.exchange()
         if self._drains(key):
             return
@@ -237,7 +237,7 @@ class Rows:
             self._bad += work.open(joining)
 
     def _drains(self, key: BatchKey) -> bool:
-        """Whether nothing joins the running batch of a key, so that other rows and newer weights get their turn."""
+        """Whether the running batch of a key is closed, so that other rows or newer weights follow."""
         version, _ = key
         waits = self._policy.refresh_of(version) is None and (self._waiting or self._policy.stager.has_newer)
         return version is not None or bool(waits) or any(other != key for other in self._waiting)

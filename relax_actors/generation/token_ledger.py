@@ -1,4 +1,4 @@
-"""Which turns and service requests may begin: those that fit an engine's key-value cache together.
+"""Admission of turns and service requests: those that fit the key-value cache together.
 
 A service request, such as one of the gateway, joins the turns of episodes; it is a conversation of one turn.
 
@@ -23,7 +23,7 @@ Conversation = TypeVar("Conversation", bound=Hashable)
 
 
 class TokenLedger:
-    """Tokens of conversations, in the order of their first turns. Decides without input and output.
+    """Tokens of conversations in the order of their first turns; pure.
 
     All conversations and service requests in generation, with what their turns may add, have at most `running` tokens,
     and the engine's cache holds `cached`; None without a limit. `service_tokens` returns the tokens that the service
@@ -56,7 +56,7 @@ class TokenLedger:
         return sorted(conversations, key=lambda one: places.get(one, len(places)))
 
     def begin(self, conversation: Hashable, tokens: int) -> bool:
-        """Begin a turn if there is room for its conversation with what it may add, or if nothing else runs."""
+        """Begin a turn if its conversation fits with what it may add, or if nothing else runs."""
         self._turn_room.clear()
         if self._fits(conversation, tokens, self._service_tokens() + self._service_room):
             self._held[conversation] = self._running[conversation] = tokens
@@ -81,7 +81,7 @@ class TokenLedger:
         return older + service + tokens <= self._cached_limit
 
     def service_fits(self, tokens: int, ahead: int) -> bool:
-        """Whether a request of at most `tokens` fits behind others with `ahead` tokens, or nothing else runs."""
+        """Whether a request of `tokens` fits behind others with `ahead` tokens, or runs alone."""
         service, kept = self._service_tokens() + ahead, sum(self._turn_room.values())
         running = sum(self._running.values()) + service + kept
         if self._running_limit is None or not running:
@@ -93,7 +93,7 @@ class TokenLedger:
         return is_first or self._cached_limit is None or held + tokens <= self._cached_limit
 
     def begin_service(self, tokens: int, ahead: int) -> bool:
-        """Return `service_fits`; if not, keep turns from the room of the request while no other is in flight."""
+        """Return `service_fits`; a first request that does not fit keeps turns from its room."""
         fits = self.service_fits(tokens, ahead)
         waits = not (fits or ahead or self._service_tokens() or self._turn_room)
         self._service_room = tokens if waits else 0

@@ -1,4 +1,4 @@
-"""Role `rollout`: generates the samples of a row, and records the version that sampled each token."""
+"""Role `rollout`: generates samples, with the version that sampled each token."""
 
 from __future__ import annotations
 
@@ -138,13 +138,13 @@ class Rollout(Role):
             self.context.wake()  # some requests could not join
 
     def _admit(self, row: Row) -> None:
-        """Check the prompt of a row, and read its media, so that a lost segment is the row's own error."""
+        """Check a row's prompt and read its media: a lost segment is the row's own error."""
         self._checked_prompt(row)
         if self._media is not None:
             self._media_of[row.id] = self._media.of(row.media, row.id)
 
     def make_work(self, sampling: Sampling) -> Work:
-        """Return what turns rows into requests, and answers into results, while one batch key is generated."""
+        """Return the `Work` that turns rows into requests, for one batch key."""
 
         def generate(row: Row) -> Future[Samples]:
             return self._policy.generate(self._request(row, sampling), Kind.ROW)
@@ -162,7 +162,7 @@ class Rollout(Role):
             self.context.wake()
 
     def has_barrier(self) -> bool:
-        """Return whether the turns of all conversations form one batch, so that batches do not depend on time."""
+        """Return whether all conversations' turns form one batch, independent of time."""
         return False
 
     def service_limit(self) -> int:
@@ -193,7 +193,7 @@ class Rollout(Role):
             self.context.journal.metric({"kind": "generated", "tokens": tokens, "seconds": round(seconds, 5)})
 
     def _sampling(self, row: Row) -> Sampling:
-        """Return how the samples of a row are drawn; raises RowError if no set of [eval] has a held-out row."""
+        """Return how a row is sampled; raises RowError for a row of no set of [eval]."""
         return sampling_of(self.context.config, row.id, self._baselines)
 
     def _request(self, row: Row, sampling: Sampling) -> GenerationRequest:

@@ -62,7 +62,7 @@ class TurnRollout(Rollout):
         self._counts: defaultdict[str, float] = defaultdict(float)
 
     def has_barrier(self) -> bool:
-        """Return whether a turn waits for the environments of all episodes, as it does in a deterministic run."""
+        """Return whether a turn waits for all environments, as in a deterministic run."""
         return self.context.config.run.deterministic
 
     def make_work(self, sampling: Sampling) -> EpisodeBatch:

@@ -69,7 +69,7 @@ class Rules:
 
 
 class EpisodeBatch:
-    """Episodes of the rows that an actor generates together; see `relax_actors.generation.rows.Work`.
+    """Episodes of the rows that an actor generates together; a `generation.rows.Work`.
 
     With a barrier, as in a deterministic run, a turn of all samples forms one batch, whatever time their environments
     take, so that the run computes the same bits again.
@@ -213,7 +213,7 @@ class EpisodeBatch:
         self.counts["environment_wait_seconds"] += time.monotonic() - start
 
     def _take_answers(self, timeout: float) -> None:
-        """Take the answers of environments that have arrived; waits at most `timeout` seconds for the first one."""
+        """Take the answers of environments; wait at most `timeout` seconds for the first one."""
         for answer in self._client.take(timeout):
             if (live := self._waiting.pop(answer.session, None)) is not None:
                 self._advance(live, answer)
@@ -235,7 +235,7 @@ class EpisodeBatch:
         self._ready = [(live, request) for live, request in self._ready if live.episode in self._playing]
 
     def _ask(self) -> None:
-        """Ask for the turns that are ready; with a barrier, once no episode waits for its environment."""
+        """Request the turns that are ready; with a barrier, once no environment is awaited."""
         if self._barrier and self._waiting:
             return
         if self._barrier:
@@ -270,7 +270,7 @@ class EpisodeBatch:
         self._submit()
 
     def _write_turns(self) -> None:
-        """Write the turns of rows whose work is worth more than rollout.turn_log_after; all if the actor stops."""
+        """Write the turns of rows worth more than rollout.turn_log_after; all when stopping."""
         stopping = self._context.stopping()
         if not (self._has_new_turns or stopping):
             return

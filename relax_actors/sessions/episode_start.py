@@ -96,7 +96,7 @@ def starts_of(
 
 
 def task_of(prompt: Prompt) -> dict[str, Any]:
-    """Return a row's task as an environment gets it; `stored` media have their paths in the store."""
+    """Return a row's task for an environment; `stored` media have their paths in the store."""
     task = {"prompt": prompt.messages or prompt.text, "answer": prompt.answer, "metadata": prompt.metadata}
     if prompt.media:
         task["media"] = [{"kind": one.kind, "path": one.path, "stored": one.stored} for one in prompt.media]

@@ -47,7 +47,7 @@ def _observation(rows: StepRows, algorithm: AlgorithmSection) -> float:
 
 
 def _divisor(rows: StepRows, algorithm: AlgorithmSection) -> float:
-    """Return what the engine divides the loss of the update by; see `StepObjective.gradient_scale`."""
+    """Return the divisor of the update's loss; see `StepObjective.gradient_scale`."""
     lengths = [trajectory.trained_lengths for trajectory in rows.trajectories]
     match algorithm.aggregate:
         case "token_mean":

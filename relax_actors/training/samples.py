@@ -53,7 +53,7 @@ def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
 
 
 def sign_of_samples(trajectory: Trajectory | RelaxError) -> Advantage | RelaxError:
-    """Return the advantages of a row from the data: 1 for an example or a chosen answer, -1 for a rejected one.
+    """Return the advantages of a row from the data: 1 if chosen, -1 if rejected.
 
     Those of a labelled answer, and of one that is only compared, are in its metric `label`; with `targets` the answer
     is an example. Returns the error of a trajectory that cannot be read.
@@ -65,14 +65,14 @@ def sign_of_samples(trajectory: Trajectory | RelaxError) -> Advantage | RelaxErr
 
 
 def teacher_fields(teacher: TeacherScores, trajectory: Trajectory) -> dict[str, Array]:
-    """Return the fields of a `TrainSample` that hold a teacher's log-probs, over all own tokens of a row."""
+    """Return the `TrainSample` fields of a teacher's log-probs, over a row's own tokens."""
     fields = {"teacher_logprobs": teacher.logprobs}
     top = teacher.expanded(trajectory.trained)
     return fields if top is None else fields | {"teacher_top_ids": top[0], "teacher_top_logprobs": top[1]}
 
 
 def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
-    """Return a trajectory whose samples that were cut off are not trained; an error if all samples were."""
+    """Return a trajectory that trains no cut-off sample; an error if all were cut off."""
     cut = np.array([reason == FinishReason.LENGTH for reason in trajectory.finish_reasons])
     mask = trajectory.trained & ~np.repeat(cut, trajectory.sample_lengths)
     if not mask.any():
@@ -81,7 +81,7 @@ def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
 
 
 def observed_tokens(trajectory: Trajectory) -> Array:
-    """Return the tokens of observations that follow a trained token of their sequence, `[total] bool`.
+    """Return observation tokens after a trained token of their sequence, `[total] bool`.
 
     Earlier ones are the context of a branch, which another sequence has, too.
     """
@@ -92,7 +92,7 @@ def observed_tokens(trajectory: Trajectory) -> Array:
 
 
 def has_pair(trajectory: Trajectory, advantage: Advantage) -> bool:
-    """Whether a chosen and a rejected answer both have trained tokens; their advantages are above and below 0."""
+    """Whether a chosen (advantage > 0) and a rejected answer have trained tokens."""
     tokens = token_advantages(advantage, trajectory)[trajectory.trained]
     return bool((tokens > 0).any() and (tokens < 0).any())
 
@@ -104,7 +104,7 @@ def only_pair(trajectory: Trajectory, advantage: Advantage) -> Trajectory:
 
 
 def computed_lengths(trajectory: Trajectory, *, share_prefixes: bool) -> list[int]:
-    """Return how many tokens of each sequence of a row count in a micro-batch, at most; see `plan_micro_batches`.
+    """Return each sequence's tokens in a micro-batch, at most; see `plan_micro_batches`.
 
     With `share_prefixes` the prompt counts once. Branches of a sample may share more than the prompt.
     """
@@ -173,7 +173,7 @@ def _flat_fields(
     scores: dict[str, Any],
     terms: AuxiliaryTerms,
 ) -> tuple[dict[str, Array], Array]:
-    """Return the per-token fields of samples over own tokens, `[total, ...]`, and which tokens are trained."""
+    """Return fields of samples over own tokens, `[total, ...]`, and the trained tokens."""
     teacher: TeacherScores | None = scores.pop(TEACHER, None)
     flat = {} if trajectory.targets is None else {"targets": trajectory.targets}
     flat |= {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in scores.items()}
@@ -199,7 +199,7 @@ def _flat_fields(
 
 
 class _Layout:
-    """Places of a row's tokens when each sequence with trained tokens begins with its prompt tokens.
+    """Places of a row's tokens when trained sequences begin with their prompt.
 
     Attributes:
         own_parts: own tokens of each sequence in arrays of the trajectory.

@@ -1,4 +1,4 @@
-"""Rows of a step: reads them from the table, checks them and converts them to training samples."""
+"""Rows of a step: read from the table, checked, and converted to samples."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ class StepRows:
         return replace(self, **columns, scores=scores, media=media, digests=digests)
 
     def with_proximal(self, scored: Iterator[Array]) -> StepRows:
-        """Return a copy with log-probs of the proximal policy, `[len] float32` of each trained sequence."""
+        """Return a copy with proximal log-probs, `[len] float32` of each trained sequence."""
         proximal = [in_layout(trajectory, scored) for trajectory in self.trajectories]
         return replace(self, scores=self.scores | {PROXIMAL: proximal})
 
     @property
     def lengths(self) -> list[list[int]]:
-        """Number of tokens that are computed of each sequence of each row; also of its media, for their towers."""
+        """Computed tokens of each sequence of each row, and of its media for the towers."""
         lengths = [computed_lengths(t, share_prefixes=self.share_prefixes) for t in self.trajectories]
         if not self.media:
             return lengths
@@ -160,7 +160,7 @@ class StepRows:
 
     @property
     def reward_kl(self) -> float | None:
-        """Mean KL of a sample that the rewards contain, before its coefficient; None without a KL in the reward."""
+        """Mean KL of a sample within rewards, before its coefficient; None without one."""
         kls = [advantage.kl for advantage in self.advantages if advantage.kl is not None]
         return float(np.mean(kls)) if kls else None
 
@@ -175,7 +175,7 @@ class StepRows:
 
 
 def last_column(config: Config) -> str:
-    """Return the column that makes a row ready: its advantages, or the trajectory of a row from the data."""
+    """Return the column that makes a row ready: advantage, or trajectory for data."""
     return "trajectory" if config.from_data else "advantage"
 
 
@@ -232,7 +232,7 @@ class StepReader:
         return rows, unusable
 
     def read_again(self, step: int, indices: Sequence[int]) -> StepRows:
-        """Read the rows of a trained step, without checking staleness; raises ConfigError if one is lost."""
+        """Read a trained step's rows, without staleness; raises ConfigError if one is lost."""
         rows = self.empty()
         for index, columns in zip(indices, self._columns(step, indices), strict=True):
             if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):
