@@ -74,7 +74,7 @@ def linear_layers(shapes: Mapping[str, list[int]]) -> set[str]:
 
 
 def adapter_parameters(form: AdapterForm, shapes: Mapping[str, list[int]], targets: list[str], saved: list[str]) -> int:
-    """Return the number of trained parameters: rank * (in + out) of each target, and all of saved modules."""
+    """Return the number of trained parameters: rank * (in + out) a target, and saved modules."""
     of_targets = sum(form.rank * sum(shapes[f"{name}.weight"]) for name in targets)
     return of_targets + sum(math.prod(shape) for n, shape in shapes.items() if n.rpartition(".")[0] in saved)
 

@@ -131,7 +131,7 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """Checksum of all that training reads, the same for traces that train alike; raises TraceError."""
+        """Checksum of all that training reads; raises TraceError."""
         rewards = None if self.turn_rewards is None else self.turn_rewards.astype("<f4").tobytes()
         parts: list[Any] = [self.prompt_tokens.astype("<i4").tobytes(), self.reward, dict(self.components), self.greedy]
         parts += [rewards, dict(self.metrics), self.text, self.finish_reason, self.messages]
