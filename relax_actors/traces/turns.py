@@ -126,7 +126,7 @@ def without_repeats(sequences: Iterable[TokenSequence]) -> tuple[TokenSequence, 
 
     Branches hold the tokens before they part several times. In the later ones these tokens are context.
     """
-    found, known = list[TokenSequence](), list[bytes]()
+    branches, known = list[TokenSequence](), list[bytes]()
     for sequence in sequences:
         own = _compared(sequence)
         place = bisect_left(known, own)
@@ -134,10 +134,10 @@ def without_repeats(sequences: Iterable[TokenSequence]) -> tuple[TokenSequence, 
         mask = sequence.loss_mask.copy()
         mask[: max((_shared(other, own) for other in known[max(0, place - 1) : place + 1]), default=0)] = False
         known.insert(place, own)
-        found.append(
+        branches.append(
             TokenSequence(sequence.token_ids, mask, sequence.logprobs, sequence.versions, player=sequence.player)
         )
-    return tuple(found)
+    return tuple(branches)
 
 
 def _compared(sequence: TokenSequence) -> bytes:
