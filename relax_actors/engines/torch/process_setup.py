@@ -16,6 +16,8 @@ def configure_torch(run: RunSection) -> None:
     emit a warning. Call it before the first CUDA operation.
     """
     torch.set_num_threads(run.threads)
+    # Convolutions of towers, as matrix products: float32 means float32.
+    torch.backends.cudnn.allow_tf32 = False
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
