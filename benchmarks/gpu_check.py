@@ -96,6 +96,9 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     try:
         outcomes = run_all(names, options, scratch, console)
+    except KeyboardInterrupt:
+        console.print("stopped; what had ended is in the report", highlight=False)
+        return 130
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     console.print(f"{summary(outcomes)}; {options.out / 'gpu-check.md'}", highlight=False)
