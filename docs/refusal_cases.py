@@ -204,6 +204,10 @@ ENGINES = (
     Case("least tokens with SGLang", (SERVED, "rollout.min_tokens=3")),
     Case("experts that SGLang names otherwise", (SERVED, URL, *EXPERTS)),
     Case("servers fewer than actors", (SERVED, URL, "rollout.replicas=2")),
+    Case(
+        "places fewer than samples, deterministic",
+        (SERVED, "rollout.sglang.max_concurrent_samples=4", "run.deterministic=true"),
+    ),
     Case("heads that ranks cannot share", (SERVED, "rollout.sglang.tensor_parallel=3")),
     Case("router replay without experts", ("trainer.router_replay=true",)),
     Case("one simulated engine", ("rollout.backend=simulated",)),

@@ -92,6 +92,9 @@ def test_server_arguments_follow_the_configuration() -> None:
     assert (arguments["--log-level"], arguments["--max-running-requests"]) == ("debug", "8")
     assert "--enable-deterministic-inference" in arguments
     assert arguments["--attention-backend"] == "triton"
+    few = config_of(rollout={"backend": "sglang", "sglang": {"max_concurrent_samples": 5}})
+    arguments = pairs(server_arguments(few, Path("model"), FACTS, 99, key="k", cuda=True))
+    assert arguments["--max-running-requests"] == "5"
     half = config_of(trainer={"precision": "bfloat16"})
     assert "--attention-backend" not in server_arguments(half, Path("model"), FACTS, 99, key="k", cuda=True)
     long = ModelFacts(parameters=10, context_length=1 << 15, vocabulary=14, model_type="qwen3")
@@ -104,6 +107,7 @@ def test_server_arguments_follow_the_configuration() -> None:
     [
         ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "needs servers that the run starts"),
         ({"sglang": {"api_key_file": "key"}}, "is for urls"),
+        ({"sglang": {"urls": ["http://a"], "max_concurrent_samples": 9}}, "--max-running-requests"),
         ({"sglang": {"urls": ["http://a", "http://a/"]}, "replicas": 2}, "more than once"),
     ],
 )

@@ -130,6 +130,12 @@ class SglangBackend(InferenceBackend):
                 "set it to 0, or use another backend"
             )
             raise ConfigError(msg)
+        if (places := rollout.sglang.max_concurrent_samples) is not None and config.run.deterministic:
+            msg = (
+                f"rollout.sglang.max_concurrent_samples = {places} makes batches depend on time, because samples wait "
+                "for others, and run.deterministic = true forbids that; leave it out"
+            )
+            raise ConfigError(msg)
         if (key := rollout.sglang.api_key_file) is not None and not key.is_file():
             msg = f"rollout.sglang.api_key_file {key} does not exist; write the key of the servers to it"
             raise ConfigError(msg)

@@ -23,7 +23,7 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
     """
     rollout, settings = config.rollout, config.rollout.sglang
     dtype = config.trainer.precision if settings.dtype == "auto" else settings.dtype
-    samples = rollout.max_concurrent_prompts * config.most_samples
+    samples = settings.max_concurrent_samples or rollout.max_concurrent_prompts * config.most_samples
     values: dict[str, object] = {
         "model-path": model.absolute(),
         # Random weights: the actor loads a verified version before the first request.
