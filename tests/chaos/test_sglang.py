@@ -16,10 +16,10 @@ import pytest
 from relax_actors.engines.sglang import launch
 from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.isolation.janitor import segments
-from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.adapters import base_folder
 from tests.support.faults import command_of, story_of, wait_for_cell
 from tests.support.judges import chat_judge
+from tests.support.kills import kill_actors
 from tests.support.running import IMAGES, SUPPORT, TINY, Run, processes_of, relax, wait_until
 from tests.support.sglang_servers import members, skip_if_missing
 
@@ -115,7 +115,7 @@ def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
     alone = make_run("calm", *ON_POLICY, *base, config=config).complete(LONG)["weights_fingerprint"]
     run = make_run("killed", *ON_POLICY, *base, *more, config=config).start()
     wait_for_cell(run, "batch.0", 400)  # the server has started
-    kill_at(run, "rollout.0", "weights.1")
+    kill_actors(run, [("weights.1", "rollout.0")])
     wait_for_cell(run, "weights.2", 200)
     kill_server(run)
     wait_for_cell(run, "batch.4", LONG)  # another server has started

@@ -15,6 +15,7 @@ import pytest
 from relax_actors.messages import FinishReason, Trajectory
 from tests.support.faults import story_of
 from tests.support.gateways import AGENTS, address_of
+from tests.support.kills import kill_actors
 from tests.support.running import Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
@@ -229,9 +230,8 @@ def test_command_agents_are_killed_with_everything_else_and_no_sample_is_lost(
         *REWARD,
     ]
     run = make_run("killed", *settings, config=AGENTS).start()
-    for number, actor in enumerate(("gateway.0", "rollout.0", "agent.0", "gateway.0", "rollout.0", "agent.0")):
-        wait_until(lambda n=number: run.table.get(f"relax.{run.name}.batch.{n}"), f"batch.{number}", 240)
-        run.kill(actor)
+    actors = ("gateway.0", "rollout.0", "agent.0") * 2
+    kill_actors(run, ((f"batch.{number}", actor) for number, actor in enumerate(actors)))
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,8 +44,8 @@ def wait_until(holds: Callable[[], Any], what: str, deadline: float = 60.0) -> A
     return value
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Processes whose command line names the folder of a run."""
+def processes_of(folder: Path, word: str = "") -> list[int]:
+    """Processes whose command line names the folder of a run, and contains a word."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -52,7 +54,8 @@ def processes_of(folder: Path) -> list[int]:
                 state = (path / "stat").read_text().rsplit(")", 1)[1].split()[0]
             except OSError:
                 continue
-            if str(folder).encode() in command and state != "Z" and int(path.name) != os.getpid():
+            named = str(folder).encode() in command and word.encode() in command
+            if named and state != "Z" and int(path.name) != os.getpid():
                 found.append(int(path.name))
     return found
 
@@ -171,10 +174,38 @@ class Run:
         return None
 
     def kill(self, actor: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Signal an actor as soon as it has a process."""
-        pid = wait_until(lambda: self.pid_of(actor), f"process of {actor}")
-        os.kill(pid, number)
+        """Signal an actor as soon as it has a process; see `strike`."""
+        return self.strike(lambda: self.pid_of(actor), actor, number)
+
+    def strike(self, find: Callable[[], int | None], what: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signal a process of the run as soon as `find` returns its id; return the id.
+
+        After SIGKILL the process has ended: a second kill of the same actor hits its next incarnation. A run that ends
+        before fails the test.
+        """
+        descriptor = -1
+
+        def signalled() -> int | None:
+            nonlocal descriptor
+            if (pid := find()) is None:
+                assert self.is_up, f"the run ended before {what} had a process; give it more steps"
+                return None
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                signal.pidfd_send_signal(descriptor, number)
+                return pid
+            return None
+
+        pid: int = wait_until(signalled, f"process of {what}")
+        with os.fdopen(descriptor) as file:
+            if number == signal.SIGKILL:
+                assert select.select([file], [], [], DEADLINE)[0], f"{what}, process {pid}, outlives SIGKILL"
         return pid
+
+    @property
+    def is_up(self) -> bool:
+        """Whether `relax up` has not ended; true of a run that a test observes, and has not started."""
+        return self.process is None or self.process.poll() is None
 
     def stop(self) -> None:
         """Stop whatever still runs, at the end of a test."""
