@@ -38,7 +38,7 @@ def test_weights_lost_with_the_store_are_rewritten(make_run: MakeRun) -> None:
     run.disconnect()
     assert run.process is not None
     run.process.terminate()
-    assert run.finish(30)[0] == 0
+    assert run.finish(60)[0] == 0
     shutil.rmtree(run.folder.root / "store")
     code, result, said = run.start().finish()
     assert code == 0, said
@@ -53,7 +53,7 @@ def test_run_without_its_broker_store_is_refused_and_keeps_its_checkpoints(make_
     run.disconnect()
     assert run.process is not None
     run.process.terminate()
-    assert run.finish(30)[0] == 0
+    assert run.finish(60)[0] == 0
     before = sorted(p.name for p in run.folder.checkpoints.iterdir())
     shutil.rmtree(run.folder.broker / "store")
     code, _, said = run.start().finish(60)

@@ -121,7 +121,7 @@ def test_off_policy_proximal_log_probs_follow_the_weights_and_the_ledger_adds_up
 LEAVES = (
     "placement.release=disk",
     "placement.colocate=[['rollout', 'trainer']]",
-    "run.steps=8",
+    "run.steps=12",
     "model.architecture.hidden_size=512",
     "model.architecture.intermediate_size=2048",
     *ON_POLICY,
@@ -186,6 +186,6 @@ def test_kills_while_memory_leaves_and_returns_change_no_bit(make_run: MakeRun, 
     code, result, said = run.finish()
     assert code == 0, said
     assert result["weights_fingerprint"] == expected
-    assert (result["trained"], result["dropped"], result["quarantined"], result["in_flight"]) == (32, 0, 0, 0)
+    assert (result["trained"], result["dropped"], result["quarantined"], result["in_flight"]) == (48, 0, 0, 0)
     assert story_of(run).of("replay_diverged") == []
     assert sorted(path.suffix for path in run.folder.device_lock("0").parent.iterdir()) == [".lock", ".next"]

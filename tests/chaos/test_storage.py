@@ -157,7 +157,7 @@ def test_damaged_checkpoint_ends_the_run_and_is_named(make_run: MakeRun) -> None
     run.disconnect()
     assert run.process is not None
     run.process.terminate()
-    assert run.finish(30)[0] == 0
+    assert run.finish(60)[0] == 0
     last = max(run.folder.checkpoints.iterdir(), key=lambda path: int(path.name.split(".")[0]))
     file = next(last.glob("optimizer*"))
     os.truncate(file, file.stat().st_size // 2)

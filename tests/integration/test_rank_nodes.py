@@ -82,8 +82,7 @@ class Nodes:
 
     def ranks_of(self, n: int) -> list[int]:
         """Processes of the ranks that an actor hosts."""
-        here = processes_of(self._tmp_path / f"node{n}")
-        return [pid for pid in here if b"ranks.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return processes_of(self._tmp_path / f"node{n}", "ranks.rank")
 
     def context(self, config: Config, incarnation: int) -> Context:
         context = self._make_context("trainer", incarnation=incarnation)
