@@ -59,7 +59,7 @@ def test_run_waits_for_an_unreachable_broker_and_continues(make_run: MakeRun, tm
         def is_logged() -> bool:
             return any("broker_disconnected" in path.read_text() for path in (run.folder.root / "logs").glob("*.log"))
 
-        wait_until(is_logged, "log line about the lost connection", 30)
+        wait_until(is_logged, "log line about the lost connection")
         # The outage lasts this long; a run that exits because of it is noticed at once.
         assert run.process is not None
         with suppress(subprocess.TimeoutExpired):

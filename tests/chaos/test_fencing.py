@@ -97,7 +97,7 @@ def test_trainer_that_resumes_after_its_replacement_took_over_exits(
         before = story_of(run)
         end = max(sequence for _, sequence, _, _ in before.cells)
         os.kill(zombie, signal.SIGCONT)
-        wait_until(lambda: not Path(f"/proc/{zombie}/cmdline").exists(), "end of the replaced actor", 30)
+        wait_until(lambda: not Path(f"/proc/{zombie}/cmdline").exists(), "end of the replaced actor")
         # The node knows only the stopped process and starts a third incarnation, which fences the second.
         wait_until(lambda: successor.poll() is not None, "end of the successor", 60)
     crashes = [e for e in story_of(run).of("crashed") if e["role"] == "trainer"]

@@ -125,7 +125,7 @@ def test_checkpoint_whose_writer_died_before_publishing_is_removed(make_run: Mak
         if run.table.get(f"relax.unpublished.checkpoint.{path.name.split('.')[0]}") is None:
             orphans.append(path)
         else:
-            trainer = wait_until(lambda old=trainer: (p := run.pid_of("trainer.0")) != old and p, "a new trainer", 30)
+            trainer = wait_until(lambda old=trainer: (p := run.pid_of("trainer.0")) != old and p, "a new trainer")
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

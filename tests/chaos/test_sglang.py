@@ -100,7 +100,7 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     down = [event for event in story.of("crashed") if event["role"] == "server"]
     assert ["SIGKILL" in event["reason"] for event in down] == [True]
     assert processes_of(run.folder.root) == []
-    wait_until(lambda: removed(used), "removal of the servers' segments", 10)
+    wait_until(lambda: removed(used), "removal of the servers' segments")
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_servers_follow_the_scale_and_die_with_the_root(make_run: MakeRun, tmp_p
     assert run.process is not None
     run.process.kill()
     run.process.communicate()
-    wait_until(lambda: processes_of(run.folder.root) == [], "end of all processes", 10)
-    wait_until(lambda: removed(used), "removal of the server's segments", 10)
+    wait_until(lambda: processes_of(run.folder.root) == [], "end of all processes")
+    wait_until(lambda: removed(used), "removal of the server's segments")
 
 
 def test_judge_with_a_server_of_its_own_is_killed_and_grades_as_one_in_its_process(

@@ -136,7 +136,7 @@ def test_damaged_weights_in_use_are_rewritten(make_run: MakeRun) -> None:
     folder = run.folder.root / "store" / "weights"
     wait_until(lambda: run.table.get("relax.lostweights.batch.1"), "batch.1", 90)
     run.kill("rollout.0", signal.SIGSTOP)
-    wait_until(lambda: run.table.get("relax.lostweights.weights.2"), "weights.2", 30)
+    wait_until(lambda: run.table.get("relax.lostweights.weights.2"), "weights.2")
     newest = max(folder.glob("*.safetensors"), key=lambda path: int(path.name.split(".")[0]))
     data = bytearray(newest.read_bytes())
     data[-1] ^= 1

@@ -127,7 +127,7 @@ def test_node_that_loses_its_lease_takes_another_number(
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
-            wait_until(lambda: "node.1" not in names(), "expiry of the lease", 30)
+            wait_until(lambda: "node.1" not in names(), "expiry of the lease")
             nodes(guarded, run, "other", "rollout")
             wait_until(lambda: children(state, connection).get("node.1") == ["rollout.1000"], "the other's actor", 120)
         finally:

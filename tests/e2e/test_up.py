@@ -304,7 +304,7 @@ def test_data_file_without_prompts_is_refused_and_a_bad_line_is_noted(tmp_path: 
 
 def test_two_runs_cannot_share_a_folder(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("shared", "run.steps=300").start()
-    wait_until(run.folder.address.exists, "start", 30)
+    wait_until(run.folder.address.exists, "start")
     done = relax("up", str(TINY), "run.name=shared", "run.steps=300", cwd=tmp_path)
     assert done.returncode == 2
     assert "is in use by process" in done.stderr
