@@ -25,7 +25,7 @@ from relax_actors.messages import Batch, Checkpoint
 from relax_actors.monitoring.connection import connected
 from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.supervision.node import actor_environment
-from tests.support.running import Run, processes_of, wait_until
+from tests.support.running import Run, processes_of, wait_for_end, wait_until
 
 _SUPERVISORS = {
     "node": "supervision.node ",
@@ -112,8 +112,11 @@ class Aim:
     descriptor: int
 
     def strike(self) -> int:
-        """Kill it, or its successor if it has exited; return the number of the killed process."""
-        return self.pid if self.is_struck() else hit(self.run, self.target, other_than=self.pid)
+        """Kill it, or its successor if it has exited; return the number of the killed process, which has ended."""
+        if not self.is_struck():
+            return hit(self.run, self.target, other_than=self.pid)
+        wait_for_end(self.descriptor)
+        return self.pid
 
     def is_struck(self) -> bool:
         """Kill it; return False if it had exited."""
@@ -131,6 +134,8 @@ class Aim:
             signal.pidfd_send_signal(self.descriptor, signal.SIGKILL if met else signal.SIGCONT)
         except ProcessLookupError:
             return False
+        if met:
+            wait_for_end(self.descriptor)
         return met
 
 

@@ -44,6 +44,11 @@ def wait_until(holds: Callable[[], Any], what: str, deadline: float = 60.0) -> A
     return value
 
 
+def wait_for_end(descriptor: int) -> None:
+    """Wait for the end of a process that was killed, by its pidfd."""
+    assert select.select([descriptor], [], [], DEADLINE)[0], "a process outlives SIGKILL"
+
+
 def processes_of(folder: Path, word: str = "") -> list[int]:
     """Processes whose command line names the folder of a run, and contains a word."""
     found = []
@@ -197,9 +202,9 @@ class Run:
             return None
 
         pid: int = wait_until(signalled, f"process of {what}")
-        with os.fdopen(descriptor) as file:
-            if number == signal.SIGKILL:
-                assert select.select([file], [], [], DEADLINE)[0], f"{what}, process {pid}, outlives SIGKILL"
+        if number == signal.SIGKILL:
+            wait_for_end(descriptor)
+        os.close(descriptor)
         return pid
 
     @property
