@@ -108,20 +108,29 @@ class Run:
         try:
             out, err = self.process.communicate(timeout=deadline)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGTERM)
-            out, err = self.process.communicate(timeout=60)
+            out, err = self._terminate()
             logs = "\n".join(f"== {p.name}\n{p.read_text()[-1500:]}" for p in (self.folder.root / "logs").glob("*"))
             raise AssertionError(f"the run was not over within {deadline} s\n{out}\n{err}\n{logs}") from None
         lines = out.strip().splitlines()
         result = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
         return self.process.returncode, result, out + err
 
+    def _terminate(self) -> tuple[str, str]:
+        """Stop `relax up`, or kill it if it does not stop soon; return the rest of its output."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.communicate()
+
     def end_in_order(self) -> None:
         """Stop the run, and check that its ledger is complete."""
         self.disconnect()
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        assert self.finish(60)[0] == 0
+        assert self.finish()[0] == 0
         found = relax("ledger", str(self.folder.root), cwd=self.cwd)
         assert found.returncode == 0, found.stdout + found.stderr
         assert "the ledger is complete" in found.stdout
@@ -218,8 +227,7 @@ class Run:
         if self.process is None:
             return
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.communicate(timeout=60)
+            self._terminate()
         # A test that failed has not read them to their end.
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:
