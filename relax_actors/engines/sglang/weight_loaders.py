@@ -6,7 +6,7 @@ Staged weights are kept until newer ones are served, because a restarted server 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -109,6 +109,39 @@ class DiskLoader(FullSets):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class ModelFolder(FullSets):
+    """Has a server read the files of a model folder that does not change, without a copy of them; see `WeightLoader`.
+
+    The names in the files must be those that SGLang expects; see `has_checkpoint_names`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._files = folder, sorted(folder.glob("*.safetensors"))
+
+    def weights(self) -> StagedWeights:
+        """Return the weights of the folder as version 0; raises StoreError if a file cannot be read."""
+        return StagedWeights(0, weights.fingerprint_of_files(self._files))
+
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
+        """Do nothing: the files are there."""
+
+    def load(self, server: Server, staged: StagedWeights) -> None:
+        """Have the server read the files; raises StoreError if they have changed."""
+        if (now := self.weights().fingerprint) != staged.fingerprint:
+            msg = (
+                f"{self._folder} holds weights with fingerprint {now}, and {staged.fingerprint} when the actor "
+                "started; leave the files of a frozen model as they are"
+            )
+            raise StoreError(msg)
+        server.load_files(self._folder, staged.identity)
+
+    def forget(self, staged: StagedWeights) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class TensorLoader(FullSets):
     """Sends pickled tensors in the request; see `WeightLoader`.
 
@@ -172,6 +205,11 @@ class BroadcastLoader(FullSets):
 
 
 _GATE_UP, _DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
+
+
+def has_checkpoint_names(names: Collection[str]) -> bool:
+    """Whether tensors have the names that SGLang expects already, so that it can read their files."""
+    return not any(name.endswith((_GATE_UP, _DOWN)) for name in names)
 
 
 def to_checkpoint_names(tensors: Mapping[str, Tensor], prefixes: Sequence[tuple[str, str]] = ()) -> dict[str, Tensor]:
