@@ -16,7 +16,8 @@ from relax_actors.engines.protocols import train
 from relax_actors.engines.sglang.adapter_loader import AdapterLoader
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.merged_adapter import MergedAdapter
-from relax_actors.engines.sglang.server import Server, pickled_by_name
+from relax_actors.engines.sglang.server import Server
+from relax_actors.engines.sglang.weight_loaders import pickled_by_name
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import EngineError
 from relax_actors.runtime.run_folder import RunFolder

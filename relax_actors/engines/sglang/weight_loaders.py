@@ -5,16 +5,20 @@ Staged weights are kept until newer ones are served, because a restarted server 
 
 from __future__ import annotations
 
+import base64
+import io
+import pickle
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from relax_actors.engines.sglang.broadcast_group import BroadcastGroup
-from relax_actors.engines.sglang.server import Server, pickled
+from relax_actors.engines.sglang.server import Server
 from relax_actors.errors import StoreError
 from relax_actors.weights import files as weights
 
@@ -243,3 +247,26 @@ def _split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
                     yield f"{prefix}{number}.{part}_proj.weight", piece
             return
     yield name, tensor
+
+
+def pickled(tensors: Mapping[str, Tensor]) -> str:
+    """Return tensors in SGLang's request format: base64 of a pickled list of names and tensors.
+
+    Tensors are copied first: pickle would store a view with the whole buffer that it refers to.
+    """
+    return _encoded(list(_copied(tensors).items()))
+
+
+def pickled_by_name(tensors: Mapping[str, Tensor]) -> str:
+    """Return the tensors of an adapter in SGLang's request format: base64 of a pickled dict; see `pickled`."""
+    return _encoded(_copied(tensors))
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+
+
+def _encoded(tensors: Any) -> str:
+    file = io.BytesIO()
+    pickle.dump(tensors, file)
+    return base64.b64encode(file.getvalue()).decode()
