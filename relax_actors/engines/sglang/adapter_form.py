@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.config import Config
-from relax_actors.data.adapter import AdapterForm, form_of, match_targets
-from relax_actors.data.adapter_check import linear_layers
+from relax_actors.data.adapter import AdapterForm, form_of
+from relax_actors.data.adapter_check import matched_layers
 from relax_actors.data.model_folder import stored_shapes
 from relax_actors.errors import ConfigError
 
@@ -27,9 +27,7 @@ MERGE = "set rollout.sglang.merge_adapter = true to serve it added to the weight
 
 def adapted_layers(folder: Path, form: AdapterForm) -> list[str]:
     """Return the full names of the layers of a model folder that an adapter changes; raises as `match_targets`."""
-    shapes = stored_shapes(folder)
-    modules = {name.rpartition(".")[0] for name in shapes}
-    return match_targets(linear_layers(shapes), modules, form.targets)
+    return matched_layers(stored_shapes(folder), form)
 
 
 def siblings(layer: str) -> list[str]:
