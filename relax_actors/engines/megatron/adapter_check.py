@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from relax_actors.config import Config
-from relax_actors.data.adapter import AdapterForm, form_of, match_saved
+from relax_actors.data.adapter import AdapterForm, form_of, match_saved, of_experts
 from relax_actors.data.adapter_check import matched_layers
 from relax_actors.data.model_folder import stored_shapes
 from relax_actors.engines.megatron.layout import Layout
@@ -36,6 +36,14 @@ def check_adapter(config: Config, layout: Layout, model: Path, role: str) -> Non
         raise ConfigError(msg)
     form = form_of(config.lora)
     _check_modules(form, model, setting)
+    experts = next((name for name in matched_layers(stored_shapes(model), form) if of_experts(name)), None)
+    if experts is not None and layout.expert_tensor > 1:
+        msg = (
+            f"{setting}: lora.targets match {experts}, and {role}.megatron.expert_tensor_parallel = "
+            f"{layout.expert_tensor} shares each expert among ranks, whose adapters would need an exchange of their "
+            f"own; set {role}.megatron.expert_tensor_parallel = 1"
+        )
+        raise ConfigError(msg)
     if form.dropout and layout.pipeline > 1 and config.trainer.recompute == "full":
         msg = (
             f"lora.dropout = {form.dropout:g} with trainer.recompute and {role}.megatron.pipeline_parallel = "
