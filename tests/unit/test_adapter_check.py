@@ -133,6 +133,7 @@ def test_folder_of_an_adapter_that_cannot_be_trained_is_refused(
 
 
 DATA = {"kind": "python", "function": "tests.support.tiny_tasks.make", "size": 8}
+EXPERTS = {"targets": ["all-linear", "experts.gate_up_proj", "experts.down_proj"]}
 MERGE = "set rollout.sglang.merge_adapter = true"
 
 
@@ -140,7 +141,8 @@ MERGE = "set rollout.sglang.merge_adapter = true"
     ("architecture", "lora", "sglang", "message"),
     [
         (QWEN3, {"modules_to_save": ["norm"]}, {}, f"modules_to_save = ['norm']: SGLang's adapters .*; {MERGE}"),
-        (qwen3_moe(QWEN3), {}, {}, f"a model with experts: .*; {MERGE}"),
+        (qwen3_moe(QWEN3), EXPERTS, {}, f"change only q_proj, .* in a model with experts; {MERGE}"),
+        (qwen3_moe(QWEN3), {"targets": ["v_proj"]}, {}, f"files hold experts joined .*; {MERGE}"),
         (TORCH["glm4"], {}, {}, f"layers ['gate_up_proj']: SGLang's adapters change only q_proj, .*; {MERGE}"),
         (QWEN3, {}, {"weights": "tensors"}, f'weights = "tensors" is for full sets of weights, .*; .*{MERGE}'),
     ],

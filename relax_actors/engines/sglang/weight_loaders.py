@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from relax_actors.data.adapter import EXPERTS_DOWN, GATE_UP, of_experts
 from relax_actors.engines.sglang.broadcast_group import BroadcastGroup
 from relax_actors.engines.sglang.server import Server
 from relax_actors.errors import StoreError
@@ -208,12 +209,9 @@ class BroadcastLoader(FullSets):
         self._tensors.clear()
 
 
-_GATE_UP, _DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
-
-
 def has_checkpoint_names(names: Collection[str]) -> bool:
     """Whether tensors have the names that SGLang expects already, so that it can read their files."""
-    return not any(name.endswith((_GATE_UP, _DOWN)) for name in names)
+    return not any(map(of_experts, names))
 
 
 def to_checkpoint_names(tensors: Mapping[str, Tensor], prefixes: Sequence[tuple[str, str]] = ()) -> dict[str, Tensor]:
@@ -239,7 +237,7 @@ def _split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
     SGLang ignores that name with only a line in its log; in a checkpoint each expert has tensors of its own.
     """
-    for ending, parts in ((_GATE_UP, ("gate", "up")), (_DOWN, ("down",))):
+    for ending, parts in ((GATE_UP, ("gate", "up")), (EXPERTS_DOWN, ("down",))):
         if name.endswith(ending):
             prefix = name[: name.rindex(".") + 1]
             for number, expert in enumerate(tensor):
