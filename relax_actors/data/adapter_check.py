@@ -175,7 +175,7 @@ def _check_tied(folder: Path, saved: list[str]) -> None:
 
 def _check_shapes(form: AdapterForm, folder: Path, shapes: Mapping[str, list[int]]) -> None:
     """Compare the adapter to start from with the layers of the model."""
-    stored, known = stored_shapes(folder), shapes | expert_layers(shapes)
+    stored, known = stored_shapes(folder), dict(shapes) | expert_layers(shapes)
     for name, given in own_names(folder).items():
         layer = name.removesuffix(DOWN).removesuffix(UP)
         expected = known.get(name if layer == name else weight_name(layer))

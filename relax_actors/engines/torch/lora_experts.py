@@ -6,7 +6,6 @@ B A to the weights of all experts in each pass (`target_parameters`); the number
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import pairwise
 from typing import Any, cast
 
@@ -35,7 +34,8 @@ class LoraExperts(nn.Module):
     def adapt(cls, experts: nn.Module, *, scale: float, switch: Switch) -> LoraExperts:
         """Let experts have adapters, in place; does nothing if they may have some already. `scale` is s."""
         if not isinstance(experts, cls):
-            experts.__class__ = _adapted_class(type(experts))
+            family = type(experts)
+            experts.__class__ = type(f"Lora{family.__name__}", (cls, family), {})
             adapted = cast("LoraExperts", experts)
             adapted.slots, adapted.scale, adapted.switch = nn.ModuleDict(), scale, switch
         return cast("LoraExperts", experts)
@@ -71,11 +71,6 @@ class LoraExperts(nn.Module):
     def of_slot(self, part: str, slot: str) -> LowRank:
         """Return A and B of a tensor and slot."""
         return cast("LowRank", cast("nn.ModuleDict", self.slots[part])[slot])
-
-
-@cache
-def _adapted_class(family: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Lora{family.__name__}", (LoraExperts, family), {})
 
 
 class ExpertTensor:
@@ -142,7 +137,7 @@ def grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """
     x = x.to(weight.dtype)
     if _has_kernel(weight):
-        return cast("Tensor", functional.grouped_mm(x, weight.transpose(1, 2), offs=ends.int()))
+        return functional.grouped_mm(x, weight.transpose(1, 2), offs=ends.int())
     spans = list(pairwise([0, *ends.tolist()]))
     parts = [functional.linear(x[a:b], own) for (a, b), own in zip(spans, weight.unbind(), strict=True) if b > a]
     return torch.cat(parts) if parts else x.new_zeros(0, weight.shape[1])

@@ -61,7 +61,8 @@ class LayerAdapter:
             marks = {"tensor_model_parallel": True, "partition_dim": int(self._splits_inputs), "partition_stride": 1}
             for name, value in marks.items():
                 setattr(split, name, value)
-        whole.sequence_parallel = self.layer.sequence_parallel  # type: ignore[attr-defined]
+        by_sequence = self.layer.sequence_parallel and not self._parts.experts
+        whole.sequence_parallel = by_sequence  # type: ignore[attr-defined]
         for matrix in (split, whole) if self._parts.experts else ():
             for name in _MARKS:  # whose gradients are summed, and counted in the norm, as those of the expert are
                 if hasattr(weight, name):
