@@ -31,9 +31,9 @@ from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.partial_sample import PartialSample, routed_experts
 from relax_actors.engines.sglang.row_streams import SampleLimit
-from relax_actors.engines.sglang.server import Server, pickled
+from relax_actors.engines.sglang.server import Server
 from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, server_arguments
-from relax_actors.engines.sglang.weight_loaders import DiskLoader, to_checkpoint_names
+from relax_actors.engines.sglang.weight_loaders import DiskLoader, pickled, to_checkpoint_names
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, ConfigError, EngineError, RelaxError
 from relax_actors.isolation.janitor import SHARED_MEMORY, Janitor, segments
