@@ -1,4 +1,4 @@
-"""The form of an adapter: its rank and scale, the layers that it changes, and the files that PEFT keeps it in."""
+"""Form of an adapter: rank, scale, changed layers, and the files in which PEFT keeps it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def weight_name(layer: str) -> str:
 
 
 def form_of(section: LoraSection) -> AdapterForm:
-    """Return the form of the adapter of a run, from its settings or from the folder that it starts from.
+    """Return the form of a run's adapter, by its settings or the folder it starts from.
 
     Raises:
         ConfigError: the folder holds no LoRA adapter that can be trained here, or a setting contradicts it.
@@ -251,7 +251,7 @@ def match_targets(
 
 
 def match_saved(modules: Collection[str], saved: Sequence[str]) -> list[str]:
-    """Return the modules with weights of `lora.modules_to_save`, by name; raises ConfigError if one matches none."""
+    """Return the modules of `lora.modules_to_save` by name; raises ConfigError."""
     saved_modules: set[str] = set()
     for name in saved:
         matched = {module for module in modules if _matches(module, name)}
@@ -288,7 +288,7 @@ def _no_target(target: str, linear: Collection[str], modules: Collection[str], e
 
 
 def _near(target: str, names: Collection[str]) -> str:
-    """Return the names most like a target: last parts of names, or full names where the target has several parts."""
+    """Return the names closest to a target, by their last parts or in full."""
     known = sorted(names) if "." in target else sorted({name.rpartition(".")[2] for name in names})
     close = difflib.get_close_matches(target, known, 3, 0.5) or known[:6]
     return ", ".join(close)

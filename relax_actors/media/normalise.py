@@ -9,7 +9,7 @@ from relax_actors.media.families import VisionSpec
 
 
 def pixel_values(patches: Tensor, spec: VisionSpec) -> Tensor:
-    """Return normalised patches on their device, bit-equal to those of the model's processor in transformers.
+    """Return normalised patches on their device, bit-equal to transformers' processor.
 
     Args:
         patches: `[patches, 3 * frames * patch * patch] uint8`, where an image has one frame a patch, and a video

@@ -8,16 +8,10 @@ import pytest
 
 from tests.support.faults import story_of
 from tests.support.kills import kill_actors
-from tests.support.running import ON_POLICY, SUPPORT, Run
+from tests.support.running import ON_POLICY, SUPPORT, Run, trained_weights
 
 MakeRun = Callable[..., Run]
 PAIRS = ("algorithm.name=reward_model", "data.function=tiny_tasks.pairs", "run.epochs=4")
-
-
-def complete(run: Run) -> str:
-    result = run.complete()
-    assert (result["admitted"], result["trained"]) == (32, 32)
-    return str(result["weights_fingerprint"])
 
 
 @pytest.mark.slow
@@ -27,7 +21,7 @@ def test_kills_of_the_reward_model_do_not_change_the_weights(make_run: MakeRun) 
     scores.complete()
     model = f"roles.reward_model.model={scores.folder.model}"
     settings = (model, "reward.function={reward_model=1.0,exact_match=0.5}", *ON_POLICY)
-    expected = complete(make_run("calm", *settings))
+    expected = trained_weights(make_run("calm", *settings))
     run = make_run("killed", *settings).start()
     kills = [
         ("group.0.0.trajectory", "reward_model.0"),
