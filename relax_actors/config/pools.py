@@ -46,7 +46,8 @@ class SglangSection(Section):
     sample leaves. By default all samples of `rollout.max_concurrent_prompts` rows. Fewer keep the server full while the
     longest samples of some rows go on. Refused with `urls`, whose servers have `--max-running-requests`."""
     memory_fraction: Fraction | None = None
-    """Share of a GPU's memory for weights and key-value cache; default: SGLang's own choice."""
+    """Share of the memory of a GPU that is free at the start of a server, for weights and key-value cache; default:
+    SGLang's own choice, nearly all of it. The server of a teacher that writes takes its own share of what is left."""
     merge_adapter: bool = False
     """Serve the adapter of [lora] added to the weights of the model, as full sets of weights in the run's precision,
     where servers cannot compute with it beside the weights: `lora.modules_to_save`, experts, and layers other than
