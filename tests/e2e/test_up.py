@@ -131,10 +131,14 @@ def test_live_run_is_readable_by_status_tail_and_any_nats_client(make_run: MakeR
     assert follower.returncode == 0
 
 
+KEPT = "trainer.checkpoint_every=100000"
+"""The table keeps every row."""
+
+
 @pytest.mark.slow
 def test_samples_end_at_stop_strings_of_several_tokens(make_run: MakeRun) -> None:
     strings = ["7", "12", "30", "345", "98"]
-    run = make_run("stopping", "run.steps=300", f"rollout.stop={strings}", "rollout.max_tokens=12").start()
+    run = make_run("stopping", "run.steps=100000", KEPT, f"rollout.stop={strings}", "rollout.max_tokens=12").start()
     ended = []
     for index in range(4):
         subject = f"relax.{run.name}.group.0.{index}.trajectory"

@@ -25,9 +25,9 @@ from relax_actors.engines.protocols.server import ServerRecord, answers, free_po
 from relax_actors.engines.sglang.backend import SEGMENTS, SglangBackend
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.server import Server, pickled
+from relax_actors.engines.sglang.server import Server
 from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, server_arguments
-from relax_actors.engines.sglang.weight_loaders import DiskLoader
+from relax_actors.engines.sglang.weight_loaders import DiskLoader, pickled
 from relax_actors.errors import ActorError, ConfigError
 from relax_actors.isolation.janitor import SHARED_MEMORY, Janitor, segments
 from relax_actors.isolation.proc import process
