@@ -73,10 +73,12 @@ def _rope_problems(text: Mapping[str, Any], spec: FamilySpec) -> Iterator[str]:
         return
     heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
     width = text.get("head_dim") or (hidden // heads if heads and hidden else None)
-    if width is not None and (len(sections) != 3 or 2 * sum(sections) != width):  # noqa: PLR2004 three axes
+    turned = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
+    if width is not None and (len(sections) != 3 or 2 * sum(sections) != int(width * turned)):  # noqa: PLR2004 three axes
+        part = "" if turned == 1 else f" x partial_rotary_factor = {turned:g}"
         yield (
             f"text_config.rope_parameters.mrope_section = {sections} must be three numbers that add up to half of "
-            f"head_dim = {width}"
+            f"head_dim = {width}{part}"
         )
     if spec.positions.sections == "interleaved" and not rope.get("mrope_interleaved"):
         yield f"text_config.rope_parameters of {spec.model_type} needs mrope_interleaved = true"

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from relax_actors.config.media import is_nested
 from relax_actors.errors import ConfigError
-from relax_actors.media.families import FAMILIES_BY_TYPE
+from relax_actors.media.families import FAMILIES_BY_TYPE, REFUSED
 from relax_actors.media.families.spec import AudioSpec, FamilySpec, VisionSpec
 from relax_actors.media.processor_files import ProcessorFiles, read_processor_files
 from relax_actors.messages.media import AUDIO
@@ -114,7 +114,8 @@ def spec_of_body(
     spec = known.get(model_type)
     if spec is None and is_nested(body):
         supported = ", ".join(sorted(known))
-        msg = f"{where}: multimodal models of type {model_type!r} are not supported; choose one of: {supported}"
+        why = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
+        msg = f"{where}: multimodal models of type {model_type!r} are not supported{why}; choose one of: {supported}"
         raise ConfigError(msg)
     return spec
 

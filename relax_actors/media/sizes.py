@@ -25,7 +25,7 @@ def resized(height: int, width: int, factor: int, pixels: tuple[int, int], frame
         width: width of the image.
         factor: side of a token in pixels, or a multiple of it.
         pixels: least and most pixels, of all frames together.
-        frames: number of frames whose pixels are counted together; 1 for an image.
+        frames: number of frames whose pixels are counted together; 1 for an image of most families.
 
     Raises:
         SizeError: the sides are too different.

@@ -32,7 +32,7 @@ def image_size(image: np.ndarray, spec: VisionSpec, settings: ImageSection) -> t
     """Return height and width that an image is resized to; raises SizeError if the model takes none such."""
     low = spec.image_pixels[0] if settings.min_pixels is None else settings.min_pixels
     high = spec.image_pixels[1] if settings.max_pixels is None else settings.max_pixels
-    return resized(image.shape[0], image.shape[1], settings.multiple or spec.factor, (low, high))
+    return resized(image.shape[0], image.shape[1], settings.multiple or spec.factor, (low, high), spec.image_frames)
 
 
 def video_features(

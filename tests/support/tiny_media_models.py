@@ -20,6 +20,7 @@ from tests.support.text_families import RECURRENT
 
 PROMPTS: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {
     ("image", "video"): (("image",), ("video", "image"), ()),
+    ("image",): (("image",), ("image", "image"), ()),
     ("audio",): (("audio",), ("audio", "audio"), ()),
     ("image", "video", "audio"): (("image", "audio"), ("audio", "video", "image", "audio"), ()),
 }
@@ -47,6 +48,9 @@ VISION25 = VISION | {"fullatt_block_indexes": [1], "window_size": 32}
 SOUND = {"num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "d_model": 32}
 SOUND |= {"output_dim": 32, "n_window": 50, "max_source_positions": 200}
 VISION35 = VISION | {"in_channels": 3, "num_position_embeddings": 16}
+VISION_GLM = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 8}
+VISION_GLM |= {"out_hidden_size": 32, "image_size": 32}
+HALF_TURNED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
 WHOLE = INTERLEAVED | {"partial_rotary_factor": 1.0}
 RECURRENT_MOE = RECURRENT | {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -78,6 +82,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "qwen2"} | TEXT,
         "audio_config": {**SOUND, "model_type": "qwen2_audio_encoder", "max_source_positions": 100},
     },
+    "glm4v": {"text_config": TEXT | {"rope_parameters": HALF_TURNED}, "vision_config": VISION_GLM},
 }
 """`model.architecture` of each family by model type, without `model_type` itself."""
 OF_MEGATRON = [name for name in FAMILIES if REGISTERED[name].decoder.family in TEXT_FAMILIES]
@@ -203,9 +208,11 @@ def model_inputs(family: Family, tokens: NDArray[Any], items: Sequence[MediaItem
         found |= _sound_inputs(sounds)
     if not family.audio:
         kinds = [
-            torch.full_like(ids, number + 1) * (ids == family.ids[k]) for number, k in enumerate(("image", "video"))
+            torch.full_like(ids, number + 1) * (ids == family.ids[kind])
+            for number, kind in enumerate(("image", "video"))
+            if kind in family.kinds
         ]
-        found["mm_token_type_ids"] = (kinds[0] + kinds[1]).int()
+        found["mm_token_type_ids"] = torch.stack(kinds).sum(0).int()
     return found
 
 

@@ -26,6 +26,7 @@ class VisionSpec:
         whole_video: whether the pixels of a video are counted over all of its frames.
         fps: frames sampled for each second by default.
         frames: least and most sampled frames by default.
+        image_frames: frames that an image counts as for the bounds of its pixels.
     """
 
     patch: int
@@ -38,6 +39,7 @@ class VisionSpec:
     whole_video: bool
     fps: float = 2.0
     frames: tuple[int, int] = (4, 768)
+    image_frames: int = 1
 
     @property
     def factor(self) -> int:
@@ -131,7 +133,7 @@ class DecoderSpec:
         is_open: whether `text_config.model_type` may name any text model.
     """
 
-    family: Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text"]
+    family: Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text", "glm4"]
     prefix: str = "model.language_model."
     ignores_head_dim: bool = False
     is_open: bool = False
@@ -158,7 +160,8 @@ class FamilySpec:
         model_type: in config.json; of omni models that of the thinker, the part that reads and writes text.
         whole: model type of an omni model that holds the thinker and a voice; empty for others.
         voice: prefixes of the weights that write speech, which are neither built nor trained.
-        tokens: text of each special token of media in the tokenizers of the real models, by role.
+        tokens: text of each special token of media in the tokenizers of the real models, by role; the kinds of media
+            that the models take are among the roles.
         placeholder_field: field of config.json with the id of a placeholder.
         vision: preprocessing of images and videos where config.json and the processor files leave it open.
         audio: preprocessing of sounds, likewise.
@@ -189,4 +192,4 @@ class FamilySpec:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of media that the models take."""
-        return ((IMAGE, VIDEO) if self.vision else ()) + ((AUDIO,) if self.audio else ())
+        return tuple(kind for kind in (IMAGE, VIDEO, AUDIO) if kind in self.tokens)
