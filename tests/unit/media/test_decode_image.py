@@ -146,6 +146,8 @@ def test_images_and_positions_of_glm4v_are_those_of_transformers(tmp_path: Path,
     positions, delta = of_model(tokens, (tokens == 0).int(), expected["image_grid_thw"])
     np.testing.assert_array_equal(placed.positions, positions[:, 0])
     assert placed.delta == float(delta)
+    with pytest.raises(RowError, match="a glm4v model takes no video; it takes image"):
+        process(image_file(image, "PNG"), "video", of, MediaSection())
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 150), (3, 5), (37, 911), (4000, 3000)])
