@@ -42,6 +42,7 @@ NAMES = {
     "qwen3_omni_moe_thinker": "Qwen3-Omni",
     "qwen2_audio": "Qwen2-Audio",
     "glm4v": "GLM-4.1V",
+    "internvl": "InternVL 3",
 }
 HEAD = """\
 # Model families
@@ -66,7 +67,7 @@ A model of another family of transformers trains with `trainer.backend = "torch"
 FOOT = """\
 Families with media that are refused, and why:
 """
-OTHERS = {"gemma3": "Gemma 3 with images", "internvl": "InternVL", "kimi_vl": "Kimi-VL"}
+OTHERS = {"gemma3": "Gemma 3 with images", "kimi_vl": "Kimi-VL"}
 
 
 def mark(*, holds: bool) -> str:

@@ -89,12 +89,15 @@ def tower_parameters(body: Mapping[str, Any]) -> int:
     body = body.get("thinker_config", body)
     vision, audio = body.get("vision_config", {}), body.get("audio_config", {})
     width = vision.get("embed_dim") or vision.get("hidden_size", 0)
-    total = vision.get("depth", 0) * _layer_parameters(width, vision.get("intermediate_size"))
+    layers = vision.get("depth") or vision.get("num_hidden_layers", 0)
+    total = layers * _layer_parameters(width, vision.get("intermediate_size"))
     if width:
         joined = width * vision.get("spatial_merge_size", 2) ** 2
         merger = joined * (joined + vision.get("out_hidden_size", width))
         total += merger * (1 + len(vision.get("deepstack_visual_indexes", [])))
-        total += 3 * vision.get("temporal_patch_size", 2) * vision.get("patch_size", 14) ** 2 * width
+        patch = vision.get("patch_size", 14)
+        pixels = patch[0] * patch[1] if isinstance(patch, list) else patch**2
+        total += 3 * vision.get("temporal_patch_size", 2) * pixels * width
     return int(
         total
         + audio.get("encoder_layers", 0) * _layer_parameters(audio.get("d_model", 0), audio.get("encoder_ffn_dim"))

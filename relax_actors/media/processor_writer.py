@@ -38,6 +38,10 @@ def write_processor_files(folder: Path, family: Family, settings: MediaSection) 
 
 
 def _image(spec: VisionSpec, settings: ImageSection) -> dict[str, Any]:
+    if spec.tile:
+        tiles = {"crop_to_patches": True, "min_patches": spec.tiles[0], "max_patches": spec.tiles[1]}
+        channels = {"image_mean": list(spec.mean), "image_std": list(spec.std)}
+        return channels | tiles | {"size": {"height": spec.tile, "width": spec.tile}}
     return _patches(spec) | _size(spec.image_pixels, settings.min_pixels, settings.max_pixels)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from relax_actors.engines.protocols.media import MediaItem, PromptMedia
 from relax_actors.media.family import Family
-from relax_actors.media.normalise import pixel_values
+from relax_actors.media.normalise import pixel_values, tiles_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,27 @@ def _encode_visual(
         raise ValueError(msg)
     patches = [torch.from_numpy(np.array(item.features)).to(model.device) for item in items]
     pixels = torch.cat([pixel_values(one, family.vision) for one in patches])
+    if family.vision.tile:
+        return _encode_tiles(model, tiles_of(pixels, family.vision)), ()
     grid = torch.from_numpy(np.stack([item.grid for item in items]).astype(np.int64))
     # Images and videos go through the same tower, so one call encodes both.
     encode_images: Any = model.get_image_features
     found = encode_images(pixels, image_grid_thw=grid.to(model.device), return_dict=True)
     deepstack = getattr(found, "deepstack_features", None) or ()
     return torch.cat(found.pooler_output), tuple(torch.cat(layer) for layer in deepstack)
+
+
+def _encode_tiles(model: PreTrainedModel, tiles: Tensor) -> Tensor:
+    """Encode `[tiles, 3, side, side]`; return the embeddings of all, one tile after the other."""
+    settings, encode_images = model.config, cast("Any", model.get_image_features)
+    found = encode_images(
+        tiles,
+        vision_feature_layer=settings.vision_feature_layer,
+        vision_feature_select_strategy=settings.vision_feature_select_strategy,
+        return_dict=True,
+    )
+    embeddings: Tensor = found.pooler_output.flatten(0, 1)
+    return embeddings
 
 
 def _encode_sounds(model: PreTrainedModel, family: Family, prompts: Sequence[list[MediaItem]]) -> list[Tensor]:

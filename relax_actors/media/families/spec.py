@@ -27,6 +27,8 @@ class VisionSpec:
         fps: frames sampled for each second by default.
         frames: least and most sampled frames by default.
         image_frames: frames that an image counts as for the bounds of its pixels.
+        tile: side of a tile in pixels, where an image becomes tiles of one size; 0 if it is one grid of patches.
+        tiles: least and most tiles of an image; with several, the whole image in the size of a tile is one more.
     """
 
     patch: int
@@ -40,6 +42,8 @@ class VisionSpec:
     fps: float = 2.0
     frames: tuple[int, int] = (4, 768)
     image_frames: int = 1
+    tile: int = 0
+    tiles: tuple[int, int] = (1, 1)
 
     @property
     def factor(self) -> int:
@@ -170,6 +174,8 @@ class FamilySpec:
         processors: classes in transformers that prepare media.
         vision_width: field of `vision_config` that must equal the decoder's hidden size.
         decoder: the text model.
+        brackets: whether a prompt has the placeholder of an image alone, around which `vision_start` and `vision_end`
+            are written with its tokens.
         stored_prefixes: prefixes of weights in transformers, each with one that files of checkpoints have for it.
         sglang: how SGLang serves the family.
     """
@@ -186,6 +192,7 @@ class FamilySpec:
     placeholder_field: str = "{}_token_id"
     timestamp: str = ""
     vision_width: str = "out_hidden_size"
+    brackets: bool = False
     stored_prefixes: tuple[tuple[str, str], ...] = ()
     sglang: SglangSpec = SglangSpec()
 
