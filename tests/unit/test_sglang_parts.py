@@ -311,7 +311,9 @@ def test_server_arguments_follow_the_configuration() -> None:
     )
     assert (arguments["--log-level"], arguments["--max-running-requests"]) == ("debug", "8")
     assert "--enable-deterministic-inference" in arguments
-    assert "--attention-backend" not in arguments
+    assert arguments["--attention-backend"] == "triton"
+    half = config_of(trainer={"precision": "bfloat16"})
+    assert "--attention-backend" not in server_arguments(half, Path("model"), FACTS, 99, key="k", cuda=True)
     long = ModelFacts(parameters=10, context_length=1 << 15, vocabulary=14, model_type="qwen3")
     arguments = pairs(server_arguments(config_of(), Path("model"), long, 99, key="k", cuda=False))
     assert arguments["--max-total-tokens"] == str(CPU_TOKENS)
