@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.model import build
 from relax_actors.engines.torch.multimodal import decoder_of
 from relax_actors.engines.torch.packing import is_recurrent
+from relax_actors.engines.torch.towers import encode
 from relax_actors.media.family import Family, family_of
 from tests.support.models import config_of
 from tests.support.tiny_media_models import FAMILIES, architecture_of, plain_logits, prompts_of
@@ -117,6 +119,17 @@ def test_towers_read_the_media_of_a_row_once_in_a_micro_batch(tiny: Tiny) -> Non
     for hook in hooks:
         hook.remove()
     assert read == once * (6 if tiny.is_recurrent else 1)
+
+
+def test_towers_compute_where_their_weights_are(tiny: Tiny) -> None:
+    media = [sample.media for sample in tiny.samples if sample.media is not None and sample.media.items]
+    expected = encode(tiny.alone, tiny.family, media).embeddings
+    model = deepcopy(tiny.alone)
+    decoder_of(model).to("meta")  # type: ignore[arg-type]  # a decorator hides its types
+    model.lm_head.to("meta")
+    model.register_parameter("first", torch.nn.Parameter(torch.empty(1, device="meta")))
+    assert model.device.type == "meta"
+    torch.testing.assert_close(encode(model, tiny.family, media).embeddings, expected)
 
 
 def test_media_of_another_prompt_are_refused(tiny: Tiny) -> None:

@@ -100,16 +100,25 @@ def _encode_visual(
     if family.vision is None:
         msg = f"a {family.model_type} model has no tower for images and videos"
         raise ValueError(msg)
-    patches = [torch.from_numpy(np.array(item.features)).to(model.device) for item in items]
+    device = _device_of(model, "visual", "vision_tower")
+    patches = [torch.from_numpy(np.array(item.features)).to(device) for item in items]
     pixels = torch.cat([pixel_values(one, family.vision) for one in patches])
     if family.vision.tile:
         return _encode_tiles(model, tiles_of(pixels, family.vision)), ()
     grid = torch.from_numpy(np.stack([item.grid for item in items]).astype(np.int64))
     # Images and videos go through the same tower, so one call encodes both.
     encode_images: Any = model.get_image_features
-    found = encode_images(pixels, image_grid_thw=grid.to(model.device), return_dict=True)
+    found = encode_images(pixels, image_grid_thw=grid.to(device), return_dict=True)
     deepstack = getattr(found, "deepstack_features", None) or ()
     return _joined(found.pooler_output), tuple(map(_joined, deepstack))
+
+
+def _device_of(model: PreTrainedModel, *names: str) -> torch.device:
+    """Return where a tower computes; other weights of the model may be elsewhere, as with `trainer.torch.offload`."""
+    places = [owner for owner in (model, getattr(model, "model", None)) if owner is not None]
+    tower = next(getattr(owner, name) for owner in places for name in names if hasattr(owner, name))
+    device: torch.device = next(tower.parameters()).device
+    return device
 
 
 def _joined(parts: Tensor | Sequence[Tensor]) -> Tensor:
@@ -196,4 +205,5 @@ def _padded(model: PreTrainedModel, items: Sequence[MediaItem]) -> tuple[Tensor,
     frames = max(item.features.shape[1] for item in items)
     features = np.stack([np.pad(item.features, ((0, 0), (0, frames - item.features.shape[1]))) for item in items])
     mask = (np.arange(frames) < np.array([int(item.grid[0]) for item in items])[:, None]).astype(np.int64)
-    return torch.from_numpy(features).to(model.device, model.dtype), torch.from_numpy(mask).to(model.device)
+    device = _device_of(model, "audio_tower")
+    return torch.from_numpy(features).to(device, model.dtype), torch.from_numpy(mask).to(device)
