@@ -1,4 +1,4 @@
-"""Decide how many rollouts a run should have: a pure function of measurements, state and time.
+"""Decide how many rollouts a run should have: pure, with the time passed in.
 
 An engine that holds R rows at once is busy when it has R. With W rows that wait and H rows in hand, a run can use
 ceil((W + H) / R) engines. While engines are too few, all rows that may be admitted wait or are in hand; while they
@@ -131,14 +131,14 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     cooldowns = {name: factor * getattr(section, name) for name in ("out_cooldown", "in_cooldown")}
     section = section.model_copy(update=cooldowns)
     timers = _observed(section, figures, timers, now)
-    have, needed = figures.engines, needed_engines(section, figures)
+    starves = timers.starved >= section.starved
+    waits = starves and bool(figures.waiting) and (figures.oldest or 0.0) >= section.waiting_seconds
+    have, needed = figures.engines, needed_engines(section, figures, are_full=waits)
     if figures.changing:
         return Decision(Action.HOLD, have, needed, "an operation on the rollouts runs"), _without_timers(timers, now)
     if have < section.min or have > section.max:
         decision, timers = _within_bounds(section, timers, (have, needed), now), _without_timers(timers, now)
         return _carried_out(decision, figures.least, have, timers, now)
-    starves = timers.starved >= section.starved
-    waits = starves and bool(figures.waiting) and (figures.oldest or 0.0) >= section.waiting_seconds
     begun = now if timers.more_since is None else timers.more_since
     more_since = begun if needed > have and waits else None
     # The trainer may wait for the last, long rows of a step; without any row the rollouts are not to blame.
@@ -147,10 +147,16 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     return _carried_out(_weighed(section, timers, (have, needed), now), figures.least, have, timers, now)
 
 
-def needed_engines(section: AutoscalerSection, figures: Figures) -> int:
-    """Return the number of engines that a run can use, within the bounds; working spot engines count as present."""
-    rows = (figures.waiting or 0) + (figures.in_hand or 0)
-    wanted = math.ceil(rows / max(1, figures.rows_per_engine)) - figures.spot
+def needed_engines(section: AutoscalerSection, figures: Figures, *, are_full: bool = False) -> int:
+    """Return the number of engines that a run can use, within the bounds; working spot engines count as present.
+
+    Engines that `are_full`, since rows wait for long, hold what their key-value caches can hold, which may be fewer
+    rows than `rows_per_engine`.
+    """
+    rows, each = (figures.waiting or 0) + (figures.in_hand or 0), max(1, figures.rows_per_engine)
+    if are_full and figures.in_hand:
+        each = min(each, math.ceil(figures.in_hand / max(1, figures.engines or 1)))
+    wanted = math.ceil(rows / each) - figures.spot
     return max(section.min, min(section.max, wanted))
 
 
@@ -170,7 +176,7 @@ def _weighed(section: AutoscalerSection, timers: Timers, sizes: tuple[int, int],
 
 
 def _within_bounds(section: AutoscalerSection, timers: Timers, sizes: tuple[int, int], now: float) -> Decision:
-    """Return to the bounds, as soon as the last change, which may not have succeeded, is long enough ago."""
+    """Return to the bounds once the last change is long enough ago."""
     have, needed = sizes
     if have < section.min:
         action, bound, why = Action.OUT, section.min, _limit_of_out(section, timers, now)
@@ -227,7 +233,7 @@ def _without_timers(timers: Timers, now: float) -> Timers:
 
 
 def _with_fewer(timers: Timers, needed: int, now: float, *, holds: bool) -> Timers:
-    """Follow how many engines are needed while they are fewer; a number that still falls is not settled."""
+    """Follow how many engines are needed while fewer; a falling number is unsettled."""
     if not holds:
         return replace(timers, fewer_since=None, low=0, peak=0)
     if timers.fewer_since is None or needed < timers.low:
@@ -236,7 +242,7 @@ def _with_fewer(timers: Timers, needed: int, now: float, *, holds: bool) -> Time
 
 
 def _observed(section: AutoscalerSection, figures: Figures, timers: Timers, now: float) -> Timers:
-    """Average the trainer's starvation, and count restarts. A gap of several looks resets the timers."""
+    """Average the starvation and count restarts; a long gap resets the timers."""
     gap = 0.0 if timers.seen is None else now - timers.seen
     if gap > max(3 * section.interval, section.interval + 5.0):
         timers = _without_timers(timers, now)
@@ -282,7 +288,7 @@ class Place:
 
 
 def place_for(places: Sequence[Place], change: int) -> tuple[Place, int] | None:
-    """Return the node to change, and the number of its rollouts afterwards; None if no node can change.
+    """Return a node and its rollouts afterwards; None if no node can change.
 
     Rollouts are added where most GPUs are free, else where fewest actors are; they are taken from the node with most
     rollouts, so that one remains on each. One node is changed at a time, because an operation is of one node; the next

@@ -1,4 +1,4 @@
-"""Configs of multimodal models: config.json holds a section for the decoder and one for each tower.
+"""Configs of multimodal models: sections for the decoder and each tower.
 
 Reads such a config.json, and completes one that a TOML file describes, without torch.
 """
@@ -13,7 +13,7 @@ from relax_actors.media.families import FamilySpec
 
 
 def text_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the decoder, over those of the whole model; `model_type` stays that of the whole."""
+    """Return the decoder's fields over the model's; `model_type` is the model's."""
     thinker = body.get("thinker_config", {})
     fields = {**body, **thinker, **thinker.get("text_config", {}), **body.get("text_config", {})}
     return fields | {name: body[name] for name in ("model_type",) if name in body}
@@ -85,7 +85,7 @@ def _rope_problems(text: Mapping[str, Any], spec: FamilySpec) -> Iterator[str]:
 
 
 def tower_parameters(body: Mapping[str, Any]) -> int:
-    """Return the approximate number of parameters of the towers, from their configs: matrices of layers and mergers."""
+    """Return the approximate parameters of the towers, by their configs."""
     body = body.get("thinker_config", body)
     vision, audio = body.get("vision_config", {}), body.get("audio_config", {})
     width = vision.get("embed_dim") or vision.get("hidden_size", 0)

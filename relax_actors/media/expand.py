@@ -157,7 +157,7 @@ class _Builder:
         return self.family.audio.tokens(int(medium.grid[0]))
 
     def _timed_video(self, medium: Features) -> int:
-        """Add a video whose temporal patches follow their times as text; returns the number of placeholders."""
+        """Add a video with times as text; returns the number of placeholders."""
         ids, writer = self.family.ids, Timestamps(self.tokenizer, self.family.spec.timestamp)
         frame = np.array([1, *medium.grid[1:]])
         places = vision_positions(frame, self.family, None)

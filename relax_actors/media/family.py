@@ -60,7 +60,7 @@ class Family:
 
     @property
     def reading(self) -> tuple[Hashable, ...]:
-        """What decides the features, placeholders and positions of a prompt; models with the same read it alike."""
+        """What decides a prompt's features, placeholders and positions, for comparison."""
         rules = (self.spec.positions, self.spec.timestamp, self.seconds_scale, self.chunk_seconds)
         return (*sorted(self.ids.items()), self.vision, self.audio, *rules)
 
@@ -74,7 +74,7 @@ class Family:
 
 
 def family_of(folder: Path) -> Family | None:
-    """Return the family of a model folder, None for text; raises ConfigError if its media are not supported."""
+    """Return a model folder's family, None for text; raises ConfigError."""
     path = folder / "config.json"
     try:
         body = json.loads(path.read_text())
@@ -167,7 +167,7 @@ def _number(value: Any) -> int:
 
 
 def token_ids(body: dict[str, Any], spec: FamilySpec, folder: Path) -> dict[str, int]:
-    """Return the ids of a family's special tokens by role; raises ConfigError if a needed one is missing."""
+    """Return a family's special token ids by role; raises ConfigError."""
     ids: dict[str, int] = {}
     for role in spec.tokens:
         keys = (f"{role}_token_id", f"{role}_token_index")

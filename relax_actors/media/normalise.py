@@ -16,7 +16,7 @@ def tiles_of(values: Tensor, spec: VisionSpec) -> Tensor:
 
 
 def pixel_values(patches: Tensor, spec: VisionSpec) -> Tensor:
-    """Return normalised patches on their device, bit-equal to those of the model's processor in transformers.
+    """Return normalised patches on their device, bit-equal to transformers' processor.
 
     Args:
         patches: `[patches, 3 * frames * patch * patch] uint8`, where an image has one frame a patch, and a video

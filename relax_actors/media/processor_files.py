@@ -30,7 +30,7 @@ FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processo
 
 @dataclass(frozen=True, slots=True)
 class ProcessorFiles:
-    """Settings of the processors of images, videos and sounds, each with its file; empty where there is none."""
+    """Settings of processors of images, videos and sounds, with their files."""
 
     where: str
     image: dict[str, Any]

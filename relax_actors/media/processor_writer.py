@@ -1,4 +1,4 @@
-"""Writes the processor files of a model that a [model.architecture] describes, for users of transformers."""
+"""Writes a model's processor files for users of transformers."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def arrangement(height: int, width: int, spec: VisionSpec) -> tuple[int, int]:
 
 
 def frame_size(height: int, width: int, frames: int, spec: VisionSpec, settings: VideoSection) -> tuple[int, int]:
-    """Return height and width that the frames of a video are resized to; raises SizeError for uneven sides."""
+    """Return height and width of a video's resized frames; raises SizeError."""
     frames = max(frames, spec.temporal)
     factor = settings.multiple or spec.factor
     low = spec.video_pixels[0] if settings.min_pixels is None else settings.min_pixels

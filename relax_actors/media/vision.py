@@ -16,7 +16,7 @@ from relax_actors.messages.media import IMAGE, VIDEO
 
 
 def image_features(source: Source, spec: VisionSpec, settings: ImageSection) -> Features:
-    """Return the features of an image; raises RowError if it cannot be decoded, SizeError for its shape."""
+    """Return an image's features; raises RowError or SizeError."""
     image = decode_image(source)
     source.check_resized(*image_size(image, spec, settings))
     return features_of_image(image, spec, settings)
@@ -38,7 +38,7 @@ def features_of_image(image: np.ndarray, spec: VisionSpec, settings: ImageSectio
 
 
 def image_size(image: np.ndarray, spec: VisionSpec, settings: ImageSection) -> tuple[int, int]:
-    """Return height and width that an image is resized to; raises SizeError if the model takes none such."""
+    """Return height and width of a resized image; raises SizeError."""
     if spec.tile:
         rows, columns = arrangement(image.shape[0], image.shape[1], spec)
         return rows * spec.tile, columns * spec.tile
@@ -50,7 +50,7 @@ def image_size(image: np.ndarray, spec: VisionSpec, settings: ImageSection) -> t
 def video_features(
     source: Source, spec: VisionSpec, settings: VideoSection, part: tuple[float, float | None]
 ) -> Features:
-    """Return features of a part of a video; raises RowError if it cannot be decoded, SizeError for its shape."""
+    """Return a video part's features; raises RowError or SizeError."""
     timeline = read_timeline(source, part)
     total = len(timeline.times)
     indices = sampled(total, timeline.fps, spec, settings)
@@ -83,7 +83,7 @@ def _averaged(seconds: np.ndarray, temporal: int) -> tuple[float, ...]:
 
 
 def resize(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return a frame [height, width, 3] uint8 in another size, bit-equal to torchvision's bicubic one."""
+    """Resize a frame [height, width, 3] uint8, bit-equal to torchvision's bicubic."""
     if frame.shape[:2] == size:
         return frame
     # A view with the channels last takes the fast path of torch for uint8.
@@ -93,7 +93,7 @@ def resize(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def to_patches(frames: np.ndarray, spec: VisionSpec, temporal: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut frames [frames, height, width, 3] into patches; the last frame fills up the last temporal patch.
+    """Cut frames [frames, height, width, 3] into patches; the last frame is repeated.
 
     Returns:
         Patches [t * h * w, 3 * temporal * patch * patch] uint8, those of a token side by side; and [t, h, w] int32.

@@ -1,4 +1,4 @@
-"""Role `autoscaler`: measures a run, and requests operations that add rollouts or take them away."""
+"""Role `autoscaler`: measures a run, and requests operations that scale rollouts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Pool:
 
 
 def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
-    """Count the rollouts on the nodes with the number or name `wanted`, or on all; fields of leases may be forged."""
+    """Count the rollouts on the node `wanted`, or on all; leases may be forged."""
     places: dict[int, Place] = {}
     engines = spot = restarts = 0
     for key, node in nodes.items():
@@ -78,20 +78,20 @@ def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
 
 
 def _room(node: Mapping[str, Any]) -> int | None:
-    """Return for how many further rollouts a node has free GPUs; None if that does not limit them."""
+    """Return for how many rollouts a node has free GPUs; None without a limit."""
     room = node.get("room")
     number = room.get(ROLE) if isinstance(room, dict) else None
     return number if type(number) is int and number >= 0 else None
 
 
 def failures_of(operations: Iterable[Operation], author: str) -> int:
-    """Count the operations of an author that failed since the last of them, in the order of requests, that did not."""
+    """Count an author's failed operations since the last success, in order of requests."""
     ends = [operation.state for operation in operations if operation.request.author == author and operation.is_over]
     return next((n for n, state in enumerate(reversed(ends)) if state is not State.FAILED), len(ends))
 
 
 class Autoscaler(ServiceRole):
-    """Looks at the run every `autoscaler.interval` seconds and decides; see `relax_actors.autoscaling.decision`.
+    """Decides every `autoscaler.interval` seconds; see `autoscaling.decision`.
 
     It keeps nothing that outlives it: an incarnation begins with timers and cool-downs at zero, so that a kill delays a
     change and never repeats one.
@@ -108,7 +108,7 @@ class Autoscaler(ServiceRole):
     )
 
     def check(self, run: CheckedRun) -> Iterator[str]:
-        """Say how many rollouts all rows can occupy; raises ConfigError if `rollout.replicas` is outside the bounds."""
+        """Note how many rollouts can be busy; raises ConfigError for bad bounds."""
         config, section = run.config, run.config.autoscaler
         if section is None:
             return
@@ -205,7 +205,7 @@ class Autoscaler(ServiceRole):
         return figures, pool
 
     async def _age_of_oldest(self, info: ConsumerInfo) -> float | None:
-        """Return the seconds since the oldest row was stored that waits for a rollout; None if there is none now."""
+        """Return the age in seconds of the oldest row that waits for a rollout, or None."""
         table, delivered = self.context.table, info.delivered
         after = 1 + (0 if delivered is None else delivered.stream_seq)
         filters = info.config.filter_subjects or [str(info.config.filter_subject)]
@@ -214,7 +214,7 @@ class Autoscaler(ServiceRole):
         return max(0.0, time.time() - min(times)) if times else None
 
     async def _carry_out(self, decision: Decision, figures: Figures, pool: Pool | None) -> None:
-        """Request an operation for a change, and publish the decision; a hold is published when its reason changes."""
+        """Request an operation and publish the decision; holds are published when they change."""
         operation, refused = None, ""
         choice = None
         if decision.action is not Action.HOLD and pool is not None:

@@ -105,9 +105,7 @@ def test_long_wait_names_the_holder_counts_as_progress_and_ends_after_patience(
     mine = DeviceLock([tmp_path / "0.lock"], context, 0.5)
     with computing(tmp_path, "trainer.0#7", 60):
         wait_until(lambda: log_of(tmp_path), "the other process")
-        with pytest.raises(
-            ActorError, match=r"device 0 was not free .* trainer.0#7 holds it; raise placement.patience"
-        ):
+        with pytest.raises(ActorError, match=r"device 0 .* trainer.0#7 holds it; raise placement.patience"):
             mine().__enter__()
     assert len(progress) > 10
     subjects = context.table.subjects

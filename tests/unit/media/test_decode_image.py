@@ -24,6 +24,7 @@ from relax_actors.media.normalise import pixel_values, tiles_of
 from relax_actors.media.source import Source
 from tests.support.media_files import frames_of, gif_file, image_file, picture, tone, video_file, wav_file
 from tests.support.media_models import family
+from tests.support.messages import assert_says
 from tests.support.tiny_media_models import HALF_TURNED, TEXT, TILES, VISION_GLM
 
 PICTURE = picture()
@@ -199,7 +200,7 @@ def test_sides_become_multiples_of_the_setting() -> None:
 def test_too_narrow_image_is_refused() -> None:
     with pytest.raises(RowError) as caught:
         process(image_file(picture(1, 201)), "image", family("qwen3_vl"), MediaSection(), name="a.png")
-    assert str(caught.value) == "a.png: 201 x 1 pixels: one side is more than 200 times the other; crop it"
+    assert_says(caught.value, "a.png", "201 x 1", "200", "crop")
 
 
 def bomb_png(width: int, height: int) -> bytes:
@@ -249,8 +250,8 @@ def test_truncated_image_is_refused(kind: str, part: float) -> None:
 
 def test_other_kinds_of_files_are_named() -> None:
     other = "an image is expected, and this is"
-    assert message(wav_file(tone())) == f"a.png: {other} a wav file or cut off in its header"
-    assert message(video_file(frames_of(2))) == f"a.png: {other} a mp4 file or cut off in its header"
+    assert_says(message(wav_file(tone())), "a.png", other, "wav")
+    assert_says(message(video_file(frames_of(2))), "a.png", other, "mp4")
     known = "no PNG, JPEG, GIF, WebP, TIFF or BMP"
     assert message(b"hello, I am a text") == f"a.png: {other} {known} or cut off in its header"
 
@@ -259,7 +260,7 @@ def test_missing_empty_and_large_files_are_refused(tmp_path: Path) -> None:
     of, path = family("qwen3_vl"), tmp_path / "a.png"
     with pytest.raises(RowError) as caught:
         process(path, "image", of, MediaSection())
-    assert str(caught.value) == f"{path}: cannot be read: No such file or directory"
+    assert_says(caught.value, path, "No such file")
     path.touch()
     with pytest.raises(RowError) as caught:
         process(path, "image", of, MediaSection())
@@ -267,7 +268,7 @@ def test_missing_empty_and_large_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(image_file(PICTURE, "BMP"))
     with pytest.raises(RowError) as caught:
         process(path, "image", of, MediaSection(limits=LimitsSection(max_bytes=100)))
-    assert str(caught.value) == f"{path}: 14454 bytes exceed the limit of 100 bytes; reduce it or raise the limit"
+    assert_says(caught.value, path, "14454", "100 bytes", "raise the limit")
 
 
 def test_deadline_ends_decoding() -> None:
@@ -298,9 +299,7 @@ def test_damaged_bytes_end_with_an_image_or_a_reason() -> None:
 @pytest.mark.parametrize("settings", [{"min_pixels": 10**12, "max_pixels": 10**12}, {"multiple": 16 << 20}])
 def test_settings_that_enlarge_an_image_without_bound_are_refused(settings: dict[str, int]) -> None:
     chosen = MediaSection(image=ImageSection(**settings))
-    with pytest.raises(
-        RowError, match=r"^a\.png: its settings enlarge it to \d+ x \d+ pixels, more than the limit of "
-    ):
+    with pytest.raises(RowError, match=r"^a\.png: .*\d+ x \d+ pixels, more than the limit of "):
         process(image_file(PICTURE), "image", family("qwen3_vl"), chosen, name="a.png")
 
 
@@ -315,4 +314,4 @@ def test_a_repeated_tag_of_a_tiff_does_not_hide_its_size() -> None:
     data[4:8] = struct.pack("<I", len(data))
     limits = LimitsSection(max_pixels=PICTURE.shape[0] * PICTURE.shape[1] - 1)
     said = message(bytes(data) + table, limits)
-    assert said == "a.png: 80 x 60 pixels exceed the limit of 4799 pixels; reduce it or raise the limit"
+    assert_says(said, "a.png", "80 x 60", "4799", "raise the limit")
