@@ -29,7 +29,7 @@ CACHED_BYTES = 4
 
 
 def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
-    """Compare the estimated memory of the processes that start on this machine, outside of GPUs, with what it has."""
+    """Compare the memory of processes on this machine with what it has."""
     config, here = run.config, run.here
     used = {role: size for role, size in memory_of_roles(config, facts).items() if role in here}
     need, have = sum(used.values()), memory_of_machine()
@@ -51,26 +51,28 @@ def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
 
 
 def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
-    """Return the bytes of memory that the actors of each role with an engine need, outside of GPUs."""
+    """Return bytes of host memory of each engine role's actors."""
     engines, models = _engines(config), dict[str, int]()
     for role in engines:
         on_host = moves_to_host(config, role) or offloads(config, role)
         is_here = on_cpu(device_of_role(config, role) or "auto") or on_host
         model = engine_bytes(config, role, facts) + copied_bytes(config, role, facts) if is_here else 0
-        models[role] = (
-            model
-            if config.placement.leaves_device(role) and config.placement.release == "disk"
-            else (replicas(config, role) * model)
-        )
-    for group in config.placement.colocate if config.placement.release == "disk" else ():
-        rest = sorted((role for role in group if role in models), key=models.__getitem__)[:-1]
-        models |= dict.fromkeys(rest, 0)
+        models[role] = model if moves_to_disk(config, role) else replicas(config, role) * model
+    for group in config.placement.colocate:
+        movable = (role for role in group if role in models and moves_to_disk(config, role))
+        models |= dict.fromkeys(sorted(movable, key=models.__getitem__)[:-1], 0)
     return {role: replicas(config, role) * host_bytes(config, role) + models[role] for role in engines}
 
 
 def moves_to_host(config: Config, role: str) -> bool:
     """Return whether actors of a role move their memory from their GPUs to the host while others compute there."""
-    return config.placement.leaves_device(role) and config.placement.release == "host"
+    return config.placement.leaves_device(role) and not moves_to_disk(config, role)
+
+
+def moves_to_disk(config: Config, role: str) -> bool:
+    """Return whether actors of a role move their memory to files; an inference server keeps its own on the host."""
+    has_server = role == "rollout" and inference_backend(config).server(config) is not None
+    return config.placement.leaves_device(role) and config.placement.release == "disk" and not has_server
 
 
 def offloads(config: Config, role: str) -> bool:
@@ -92,7 +94,7 @@ def _engines(config: Config) -> list[str]:
 
 
 def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
-    """Return the bytes that an actor's engine needs for its model on its devices together; 0 without an engine."""
+    """Return bytes of an actor's engine on its devices; 0 without an engine."""
     if (footprint := footprints(config).get(role)) is not None:
         # With an adapter the reference is the model without it.
         has_reference = role.startswith("trainer") and config.computes_reference and config.lora is None
@@ -122,7 +124,7 @@ def host_bytes(config: Config, role: str) -> int:
 
 
 def copied_bytes(config: Config, role: str, facts: ModelFacts) -> int:
-    """Return the bytes of memory, outside of GPUs, of the copies of published weights that ranks of a trainer keep."""
+    """Return bytes of host memory for copies of published weights."""
     megatron = config.trainer.megatron
     ranks = {"trainer": megatron.own_ranks, "trainer_rank": 1}.get(role, 0)
     published = WEIGHT_BYTES[config.trainer.precision]
@@ -171,7 +173,7 @@ def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
 
 
 def memory_of_machine() -> int:
-    """Return the memory that this process may use in bytes: of the machine, or of its control group; 0 if unknown."""
+    """Return bytes that this process may use, by machine or control group; 0 if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

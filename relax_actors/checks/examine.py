@@ -171,7 +171,7 @@ def _node_checks(run: CheckedRun, nodes: Sequence[Inventory]) -> Iterator[Check]
 
 
 def check_role(config: Config, role: str) -> None:
-    """Run the role's own checks of its settings; raises ConfigError if it cannot work with these settings."""
+    """Run a role's own checks; raises ConfigError."""
     run = CheckedRun(config=config, here={role}, inventory=machine_inventory(), model=None)
     list(_check_role(run, role))
 
@@ -194,7 +194,7 @@ def require(
     *,
     inventory: Inventory | None = None,
 ) -> Findings:
-    """Run all checks, as `examine`; raises ConfigError, with one line an error, if the run cannot work."""
+    """Run all checks as `examine`; raises ConfigError with a line an error."""
     findings = examine(config, roles, spelled, inventory=inventory)
     if findings.errors:
         raise ConfigError("\n".join(findings.errors))
@@ -263,7 +263,7 @@ def check_entropies(config: Config) -> None:
 
 
 def check_lengths(config: Config, facts: ModelFacts) -> None:
-    """Check that a completion leaves room for a prompt in the model's context and in a micro-batch."""
+    """Check that a completion leaves room for a prompt in context and micro-batch."""
     completion = config.rollout.max_tokens
     limits = {
         "the model's context (max_position_embeddings)": facts.context_length,

@@ -1,4 +1,4 @@
-"""Checks of data: that its first rows fit the model and can be trained on, and that it can be written in tokens."""
+"""Checks of data: its first rows fit the model, are trainable, and can be tokenized."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def note_source(config: Config, data: DataSection, source: DataSource, where: st
 
 
 def _check_timestamps(tokenizer: Tokenizer, timestamp: str, tasks: Collection[Task], where: str) -> None:
-    """Raise ConfigError if a row has a video whose times, read as text, the tokenizer cannot write."""
+    """Raise ConfigError if the tokenizer cannot write the times of a row's video."""
     timed = next((task for task in tasks if any(medium.kind == VIDEO for medium in task.media)), None)
     if timed is not None and (missing := missing_characters(tokenizer.inner, timestamp)):
         msg = (
@@ -133,7 +133,7 @@ def _answer_problem(tokenizer: Tokenizer, task: Task) -> str:
 
 
 def check_characters(config: Config, tokenizer: Tokenizer) -> Iterator[str]:
-    """Note characters of ordinary texts that the tokenizer cannot encode, if the model reads what others write."""
+    """Note ordinary characters that the tokenizer lacks, if the model reads texts of others."""
     if config.environment is None and config.gateway is None:
         return
     escapes = tokenizer.escapes

@@ -45,7 +45,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Number of rows that were compared, and a pair for each held-out row that is nearly equal to a training row."""
+    """Number of compared rows, and pairs of nearly equal held-out and training rows."""
 
     held_out: int
     trained: int
@@ -104,7 +104,7 @@ def compare(trained: DataSource, held_out: DataSource, seconds: float = MAX_SECO
 
 
 def _texts(source: DataSource, items: list[int], end: float) -> Iterator[tuple[str, set[str]]]:
-    """Yield the origin and the word n-grams of the prompts of some items, without malformed rows and until a time."""
+    """Yield origin and word n-grams of the prompts of items, within a time."""
     for item in items:
         try:
             task = source[item]
@@ -120,7 +120,7 @@ def _texts(source: DataSource, items: list[int], end: float) -> Iterator[tuple[s
 
 
 def _identity(medium: Medium) -> tuple[object, ...]:
-    """Return what tells a medium from others: size and first bytes, or its name where the file is not here."""
+    """Return the identity of a medium: size and first bytes, or its name if it is away."""
     data, size = medium.data[:FIRST_BYTES], len(medium.data)
     if medium.path:
         with suppress(OSError):

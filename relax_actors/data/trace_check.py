@@ -56,7 +56,7 @@ class ExaminedTraces:
 
 
 def examine_files(path: Path, model: Path | None) -> ExaminedTraces:
-    """Read all traces of files, one in memory at once; compare them with the vocabulary and tokenizer of `model`.
+    """Read all traces of files one by one; compare them with the tokenizer of `model`.
 
     Raises:
         ConfigError: no such file, or no such model.
@@ -86,7 +86,7 @@ def examine_files(path: Path, model: Path | None) -> ExaminedTraces:
 
 
 def _problems(rows: TraceRows) -> list[str]:
-    """Return why rows of exact traces are no rows: they have other prompts, or tokens that none trains."""
+    """Return why rows of exact traces are unusable: other prompts, or nothing trained."""
     problems = []
     for number in range(len(rows)):
         try:

@@ -116,9 +116,22 @@ def _check_writes(role: CheckedTeacher, config: Config) -> Iterator[str]:
             "starts its servers, or set algorithm.distil.student_share = 1"
         )
         raise ConfigError(msg)
+    yield from _check_shared_gpu(config, setting)
     for folder in role.by_source.values():
         yield from check_frozen(config, config.rollout.backend, "rollout.backend", folder)
     yield "each rollout holds the teacher's weights beside those of the policy"
+
+
+def _check_shared_gpu(config: Config, setting: str) -> Iterator[str]:
+    """Check that a server of the policy leaves memory of its GPU to that of a teacher that writes."""
+    rollout = config.rollout
+    if rollout.backend != "sglang" or rollout.sglang.memory_fraction is not None or rollout.device == "cpu":
+        return
+    need = "the servers of policy and teacher share a GPU, and the first would take nearly all of its memory"
+    if rollout.device != "auto":
+        msg = f"{setting}: {need}; set rollout.sglang.memory_fraction, such as 0.5"
+        raise ConfigError(msg)
+    yield f"on a GPU {need}: set rollout.sglang.memory_fraction, such as 0.5"
 
 
 def _check_source(role: CheckedTeacher) -> None:
@@ -164,7 +177,7 @@ def _check_sources(role: CheckedTeacher, config: Config) -> None:
 
 
 def _check_server(role: CheckedTeacher, config: Config, folder: Path) -> Iterator[str]:
-    """Check the vocabulary of a server that answers and names a tokenizer on this machine; a note if it does not."""
+    """Check the vocabulary of a server, or note that it cannot be checked."""
     import httpx  # noqa: PLC0415 only a server needs it
 
     if config.rollout.temperature != 1:
@@ -222,7 +235,7 @@ def _check_hint(hint: str, folder: Path) -> None:
 
 
 def _check_model(config: Config, setting: str, path: Path, folder: Path) -> Iterator[str]:
-    """Check that a teacher's folder holds a model with the student's vocabulary and enough context."""
+    """Check a teacher's folder: a model with the student's vocabulary, enough context."""
     if not any(path.glob("*.safetensors")):
         why = "has no *.safetensors" if path.is_dir() else "does not exist"
         msg = f"{setting} {path} {why}; name the folder of a trained model, such as runs/demo/model"

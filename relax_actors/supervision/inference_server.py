@@ -12,9 +12,10 @@ import secrets
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from relax_actors.engines.protocols.server import ServerRecord, ServerSpec, answ
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.isolation.proc import process
 from relax_actors.runtime.blackbox import BlackBox
-from relax_actors.runtime.device_lock import device_locks, is_held_by
+from relax_actors.runtime.device_lock import device_locks, is_held_by, kept_free
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.outcome import StatusPipe
@@ -43,10 +44,13 @@ class InferenceServerProcess:
         spec: how the server is started and asked.
         may_start: whether the server may take its memory. Where roles take turns on its device, this is the turn of the
             server's actor, which waits for the server.
+        locks: lock files of the devices on which roles take turns.
     """
 
-    def __init__(self, folder: RunFolder, n: int, spec: ServerSpec, may_start: Callable[[], bool]) -> None:
-        self._spec, self._may_start = spec, may_start
+    def __init__(
+        self, folder: RunFolder, n: int, spec: ServerSpec, may_start: Callable[[], bool], locks: Sequence[Path] = ()
+    ) -> None:
+        self._spec, self._may_start, self._locks, self._name = spec, may_start, locks, f"server.{n}"
         self._status = StatusPipe()
         self._box = BlackBox(folder.black_box(f"server.{n}"))
         self._record_path = folder.server(n)
@@ -54,7 +58,7 @@ class InferenceServerProcess:
         settings = folder.load_config().supervision
         heartbeat, self._longest_start = settings.heartbeat, settings.longest_start
         self._beats, self._answer = min(1.0, heartbeat / 4), heartbeat / 2
-        self._stop_requested = False
+        self._stop_requested, self._had_turn = False, True
         # A killed server leaves the names of its sockets behind.
         scratch = tempfile.mkdtemp(prefix="relax-server-")
         self._janitor = Janitor(scratch, spec.shared_memory)
@@ -83,6 +87,7 @@ class InferenceServerProcess:
         while not self._stop_requested:
             if (code := server.poll()) is not None:
                 return self._end_as(code)
+            self._watch_turn(ready=ready)
             now = time.monotonic()
             if now - beat >= self._beats:
                 beat = now
@@ -115,6 +120,25 @@ class InferenceServerProcess:
             self._box.beat()
             time.sleep(POLL_SECONDS)
 
+    def _watch_turn(self, *, ready: bool) -> None:
+        """After the turn of a server that is ready, have it leave its device."""
+        if not ready:
+            return
+        had_turn, self._had_turn = self._had_turn, self._may_start()
+        if had_turn and not self._had_turn:
+            threading.Thread(target=self._leave, name="leaving", daemon=True).start()
+
+    def _leave(self) -> None:
+        """Have the server leave the device after its actor's turn, or kill it: a killed actor has not released it."""
+        if self._spec.leave is None:
+            return
+        try:
+            with kept_free(self._locks, self._name):
+                self._spec.leave(self._record, self._may_start)
+        except Exception as error:  # noqa: BLE001 whatever keeps it there
+            self._status.failed(f"the server keeps the device after its actor's turn: {error}")
+            self._record.kill()
+
     def _responds(self, *, ready: bool) -> bool:
         if ready:
             return answers(self._record, self._spec.health, self._answer)
@@ -145,7 +169,7 @@ def main() -> None:
         locks, actor = device_locks(config, "rollout"), f"rollout.{number}"
         takes_turns = config.placement.leaves_device("rollout")
         may_start = partial(is_held_by, locks, actor) if takes_turns else lambda: True
-        keeper = InferenceServerProcess(folder, number, spec, may_start)
+        keeper = InferenceServerProcess(folder, number, spec, may_start, locks if takes_turns else ())
         signal.signal(signal.SIGTERM, keeper.request_stop)
         code = keeper.run()
     except BaseException:  # noqa: BLE001 the process ends here

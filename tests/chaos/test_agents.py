@@ -13,8 +13,10 @@ import pytest
 
 from broker.subjects import RowId
 from relax_actors.messages import Trajectory
-from tests.support.faults import box, hit, story_of
+from tests.support.faults import box, story_of
 from tests.support.gateways import AGENTS, address_of
+from tests.support.kills import kill_actors
+from tests.support.messages import assert_says
 from tests.support.running import ON_POLICY, Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -121,7 +123,7 @@ def test_actor_that_continues_after_its_row_was_taken_over_adds_nothing_to_it(ma
         rest.end()
     # On a busy machine another actor may be taken for dead as well.
     lost = {(f"{event['role']}.{event['n']}", event["row"]): event["error"] for event in story_of(run).of("row_taken")}
-    assert lost[holder, str(agent.row)] == f"another actor has taken {agent.row} over; send the request again"
+    assert_says(lost[holder, str(agent.row)], agent.row, "send the request again")
     # Of the answer that was cut off nothing is trained.
     assert found.token_ids[found.trained].tolist() == [token for answer in answers for token in answer]
     run.disconnect()
@@ -145,14 +147,13 @@ def test_players_of_killed_agents_say_what_they_would_have_said(make_run: MakeRu
     )
     alone = make_run("calm", *settings, config=AGENTS).complete()
     run = make_run("killed", *settings, config=AGENTS).start()
-    for cell, victim in (
+    kills = [
         ("group.0.1.turns.0.2", "rollout.0"),
         ("group.1.0.turns.0.3", "gateway.0"),
         ("group.2.0.turns.0.2", "agent.0"),
         ("group.3.1.turns.0.2", "rollout.0"),
-    ):
-        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
-        hit(run, victim)
+    ]
+    kill_actors(run, kills)
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

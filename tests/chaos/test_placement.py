@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.test_crash_equivalence import kill_at
-from tests.support.faults import Story, story_of
+from tests.support.faults import Story, story_of, wait_for_cell
 from tests.support.killed_ranks import rank_of
-from tests.support.running import ON_POLICY, Run, wait_until
+from tests.support.kills import kill_actors, kill_at, stopped_root
+from tests.support.running import ON_POLICY, Run, trained_weights, wait_until
 
 MakeRun = Callable[..., Run]
 KL = ("algorithm.kl.place=loss", "algorithm.kl.coefficient=0.2", *ON_POLICY)
@@ -29,21 +29,15 @@ BOTH = (
 COLOCATED = "placement.colocate=[['rollout', 'reference', 'trainer']]"
 
 
-def complete(run: Run) -> str:
-    result = run.complete()
-    assert (result["admitted"], result["trained"]) == (32, 32)
-    return str(result["weights_fingerprint"])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_hybrid_separate_and_colocated_runs_end_with_the_same_weights(make_run: MakeRun) -> None:
     inside = make_run("inside", *KL)
-    expected = complete(inside)
+    expected = trained_weights(inside)
     assert max(metric["kl"] for metric in story_of(inside).metrics if "kl" in metric) > 0
-    assert complete(make_run("beside", *REFERENCE)) == expected
+    assert trained_weights(make_run("beside", *REFERENCE)) == expected
     run = make_run("turns", COLOCATED, *REFERENCE)
-    assert complete(run) == expected
+    assert trained_weights(run) == expected
     # The trainer computes last in a run.
     assert run.folder.device_lock("0").read_text().strip() == "trainer.0#1"
     waited = {m["role"] for m in story_of(run).metrics if "device_wait_seconds" in m}
@@ -53,16 +47,19 @@ def test_hybrid_separate_and_colocated_runs_end_with_the_same_weights(make_run: 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_kills_of_scoring_roles_and_trainer_do_not_change_the_weights(make_run: MakeRun) -> None:
-    expected = complete(make_run("calm", *BOTH))
+    expected = trained_weights(make_run("calm", *BOTH))
     run = make_run("killed", COLOCATED, *BOTH).start()
-    kill_at(run, "reference.0", "group.0.0.trajectory")
-    kill_at(run, "actor_fwd.0", "group.1.1.trajectory")
-    kill_at(run, "trainer.0", "batch.1")
-    kill_at(run, "actor_fwd.0", "group.2.0.prompt")
-    kill_at(run, "trainer.0", "group.3.0.reference")
-    kill_at(run, "reference.0", "group.4.1.reference")
-    kill_at(run, "rollout.0", "weights.5")
-    kill_at(run, "trainer.0", "weights.6")
+    kills = [
+        ("group.0.0.trajectory", "reference.0"),
+        ("group.1.1.trajectory", "actor_fwd.0"),
+        ("batch.1", "trainer.0"),
+        ("group.2.0.prompt", "actor_fwd.0"),
+        ("group.3.0.reference", "trainer.0"),
+        ("group.4.1.reference", "reference.0"),
+        ("weights.5", "rollout.0"),
+        ("weights.6", "trainer.0"),
+    ]
+    kill_actors(run, kills)
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
@@ -70,7 +67,7 @@ def test_kills_of_scoring_roles_and_trainer_do_not_change_the_weights(make_run: 
     assert (result["admitted"], result["trained"]) == (32, 32)
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
     story = story_of(run)
-    assert {e["role"] for e in story.of("restarted")} == {"reference", "actor_fwd", "trainer", "rollout"}
+    assert {e["role"] for e in story.of("crashed")} == {"reference", "actor_fwd", "trainer", "rollout"}
     assert story.of("replay_diverged") == []
 
 
@@ -93,8 +90,10 @@ def test_off_policy_proximal_log_probs_follow_the_weights_and_the_ledger_adds_up
         "algorithm.kl.coefficient=0.1",
         "rollout.max_tokens=24",
     ).start()
-    kill_at(run, "actor_fwd.1", "batch.3")
-    ledger = run.ledger()
+    wait_for_cell(run, "batch.3")
+    with stopped_root(run):
+        kill_at(run, "actor_fwd.1", "batch.3")
+        ledger = run.ledger()
     assert ledger.violations() == []
     run.disconnect()
     code, result, said = run.finish()
@@ -116,7 +115,7 @@ def test_off_policy_proximal_log_probs_follow_the_weights_and_the_ledger_adds_up
 LEAVES = (
     "placement.release=disk",
     "placement.colocate=[['rollout', 'trainer']]",
-    "run.steps=8",
+    "run.steps=12",
     "model.architecture.hidden_size=512",
     "model.architecture.intermediate_size=2048",
     *ON_POLICY,
@@ -181,6 +180,6 @@ def test_kills_while_memory_leaves_and_returns_change_no_bit(make_run: MakeRun, 
     code, result, said = run.finish()
     assert code == 0, said
     assert result["weights_fingerprint"] == expected
-    assert (result["trained"], result["dropped"], result["quarantined"], result["in_flight"]) == (32, 0, 0, 0)
+    assert (result["trained"], result["dropped"], result["quarantined"], result["in_flight"]) == (48, 0, 0, 0)
     assert story_of(run).of("replay_diverged") == []
     assert sorted(path.suffix for path in run.folder.device_lock("0").parent.iterdir()) == [".lock", ".next"]

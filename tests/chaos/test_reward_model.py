@@ -6,18 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.faults import story_of
-from tests.support.running import ON_POLICY, SUPPORT, Run
+from tests.support.kills import kill_actors
+from tests.support.running import ON_POLICY, SUPPORT, Run, trained_weights
 
 MakeRun = Callable[..., Run]
 PAIRS = ("algorithm.name=reward_model", "data.function=tiny_tasks.pairs", "run.epochs=4")
-
-
-def complete(run: Run) -> str:
-    result = run.complete()
-    assert (result["admitted"], result["trained"]) == (32, 32)
-    return str(result["weights_fingerprint"])
 
 
 @pytest.mark.slow
@@ -27,14 +21,17 @@ def test_kills_of_the_reward_model_do_not_change_the_weights(make_run: MakeRun) 
     scores.complete()
     model = f"roles.reward_model.model={scores.folder.model}"
     settings = (model, "reward.function={reward_model=1.0,exact_match=0.5}", *ON_POLICY)
-    expected = complete(make_run("calm", *settings))
+    expected = trained_weights(make_run("calm", *settings))
     run = make_run("killed", *settings).start()
-    kill_at(run, "reward_model.0", "group.0.0.trajectory")
-    kill_at(run, "reward.0", "group.1.0.reward_model")
-    kill_at(run, "trainer.0", "batch.2")
-    kill_at(run, "reward_model.0", "group.3.1.reward_model")
-    kill_at(run, "rollout.0", "group.4.0.reward")
-    kill_at(run, "reward_model.0", "weights.6")
+    kills = [
+        ("group.0.0.trajectory", "reward_model.0"),
+        ("group.1.0.reward_model", "reward.0"),
+        ("batch.2", "trainer.0"),
+        ("group.3.1.reward_model", "reward_model.0"),
+        ("group.4.0.reward", "rollout.0"),
+        ("weights.6", "reward_model.0"),
+    ]
+    kill_actors(run, kills)
     code, result, said = run.finish()
     assert code == 0, said
     assert result["weights_fingerprint"] == expected

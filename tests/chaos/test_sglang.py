@@ -16,10 +16,10 @@ import pytest
 from relax_actors.engines.sglang import launch
 from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.isolation.janitor import segments
-from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.adapters import base_folder
 from tests.support.faults import command_of, story_of, wait_for_cell
 from tests.support.judges import chat_judge
+from tests.support.kills import kill_actors
 from tests.support.running import IMAGES, SUPPORT, TINY, Run, processes_of, relax, wait_until
 from tests.support.sglang_servers import members, skip_if_missing
 
@@ -100,7 +100,7 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     down = [event for event in story.of("crashed") if event["role"] == "server"]
     assert ["SIGKILL" in event["reason"] for event in down] == [True]
     assert processes_of(run.folder.root) == []
-    wait_until(lambda: removed(used), "removal of the servers' segments", 10)
+    wait_until(lambda: removed(used), "removal of the servers' segments")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
     alone = make_run("calm", *ON_POLICY, *base, config=config).complete(LONG)["weights_fingerprint"]
     run = make_run("killed", *ON_POLICY, *base, *more, config=config).start()
     wait_for_cell(run, "batch.0", 400)  # the server has started
-    kill_at(run, "rollout.0", "weights.1")
+    kill_actors(run, [("weights.1", "rollout.0")])
     wait_for_cell(run, "weights.2", 200)
     kill_server(run)
     wait_for_cell(run, "batch.4", LONG)  # another server has started
@@ -166,8 +166,8 @@ def test_servers_follow_the_scale_and_die_with_the_root(make_run: MakeRun, tmp_p
     assert run.process is not None
     run.process.kill()
     run.process.communicate()
-    wait_until(lambda: processes_of(run.folder.root) == [], "end of all processes", 10)
-    wait_until(lambda: removed(used), "removal of the server's segments", 10)
+    wait_until(lambda: processes_of(run.folder.root) == [], "end of all processes")
+    wait_until(lambda: removed(used), "removal of the server's segments")
 
 
 def test_judge_with_a_server_of_its_own_is_killed_and_grades_as_one_in_its_process(

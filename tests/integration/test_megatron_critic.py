@@ -17,8 +17,8 @@ from relax_actors.engines.ranks.group import CriticGroup
 from relax_actors.engines.ranks.rpc import RankError
 from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.weights import files as weights
-from tests.conformance.base.critic_engine import policy_of, silent, updated
-from tests.support.batches import batch_of, parts_of, valued
+from tests.conformance.base.critic_engine import policy_of, updated
+from tests.support.batches import batch_of, parts_of, silent, valued
 from tests.support.running import wait_until
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
 
@@ -116,7 +116,7 @@ def test_parts_of_a_step_give_the_weights_of_the_whole_and_a_killed_rank_ends_al
         prints.append(group.fingerprint())
     assert prints[0] == prints[1]
     os.kill(group.pids[1], signal.SIGKILL)
-    wait_until(lambda: ended, "report of the rank that ended", 20)
+    wait_until(lambda: ended, "report of the rank that ended")
     assert ended == [(1, -signal.SIGKILL)]
     with pytest.raises(RankError) as raised:
         updated(group, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -21,19 +20,13 @@ from broker.subjects import Subjects
 from relax_actors.monitoring.sinks import LogMessage
 from relax_actors.monitoring.sinks.prometheus import MAX_SERIES, Prometheus
 from relax_actors.runtime.journal import Journal
-from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.guarded import Guarded, MakeGuarded, free_port
 from tests.support.log_messages import event
 from tests.support.running import wait_until
 from tests.support.wandb_files import scalars_of
 
 RUN = "watched"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "monitor"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -101,7 +94,7 @@ def test_monitor_shows_a_run_and_feeds_prometheus_and_tensorboard(watched: Guard
     lines.append(f'relax_events_total{{kind="evaluated",role="evaluator",run="{RUN}"}}')
     with publishing(watched) as end:
         process = monitor(watched, "--sink", f"prometheus={port}", "--sink", f"tensorboard={tmp_path / 'board'}")
-        wait_until(lambda: all(line in page_of(port) for line in lines), f"metrics: {lines}", 30)
+        wait_until(lambda: all(line in page_of(port) for line in lines), f"metrics: {lines}")
         end()
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 0, said
@@ -125,7 +118,7 @@ def test_monitor_feeds_a_sink_of_the_working_directory(watched: Guarded, tmp_pat
     with publishing(watched) as end:
         process = monitor(watched, "--sink", "rewards.Rewards=found.txt", cwd=tmp_path)
         found = tmp_path / "found.txt"
-        wait_until(lambda: found.exists() and "eval/reward" in found.read_text(), "scalars in the file", 30)
+        wait_until(lambda: found.exists() and "eval/reward" in found.read_text(), "scalars in the file")
         end()
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 0, said

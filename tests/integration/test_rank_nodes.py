@@ -33,11 +33,12 @@ from relax_actors.messages.ranks import RankInvitation
 from relax_actors.runtime import Context
 from relax_actors.runtime.exit_codes import EXIT_PEER_LOST
 from relax_actors.runtime.run_folder import RunFolder
-from tests.integration.test_megatron_ranks import begun, check_same_training, configured, is_alive
+from tests.integration.test_megatron_ranks import check_same_training, configured, is_alive
 from tests.support.batches import batch_of
 from tests.support.contexts import MakeContext
 from tests.support.running import processes_of, wait_until
 from tests.support.tiny_megatron import DENSE, skip_if_missing
+from tests.support.trained_engines import started
 
 skip_if_missing()
 
@@ -82,8 +83,7 @@ class Nodes:
 
     def ranks_of(self, n: int) -> list[int]:
         """Processes of the ranks that an actor hosts."""
-        here = processes_of(self._tmp_path / f"node{n}")
-        return [pid for pid in here if b"ranks.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return processes_of(self._tmp_path / f"node{n}", "ranks.rank")
 
     def context(self, config: Config, incarnation: int) -> Context:
         context = self._make_context("trainer", incarnation=incarnation)
@@ -115,8 +115,8 @@ def spread(table: Table, address: Address, make_context: MakeContext, tmp_path: 
 def test_ranks_on_two_nodes_train_what_one_process_trains(spread: Nodes, tmp_path: Path, name: str) -> None:
     config = spread.configured(LAYOUTS[name])
     spread.add_actor(config)
-    alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
-    check_same_training(begun(spread.group(config)), alone, tmp_path)
+    alone = started(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
+    check_same_training(started(spread.group(config)), alone, tmp_path)
 
 
 @pytest.mark.slow
@@ -127,8 +127,8 @@ def test_four_ranks_on_two_nodes_train_what_one_process_trains(spread: Nodes, tm
     config = spread.configured(section, model, ranks=4)
     for _ in range(config.trainer.megatron.remote_ranks):
         spread.add_actor(config)
-    alone = begun(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
-    group = begun(spread.group(config))
+    alone = started(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
+    group = started(spread.group(config))
     check_same_training(group, alone, tmp_path)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -144,36 +144,36 @@ def test_four_ranks_on_two_nodes_train_what_one_process_trains(spread: Nodes, tm
 def test_groups_follow_each_other_and_a_dead_rank_ends_its_group_everywhere(spread: Nodes, tmp_path: Path) -> None:
     config = spread.configured(LAYOUTS["dp2"])
     actor = spread.add_actor(config)
-    first = begun(spread.group(config))
+    first = started(spread.group(config))
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     first.save(folder)
     wanted = first.fingerprint()
     (rank,) = spread.ranks_of(0)
     first.close()
-    wait_until(lambda: not is_alive(rank), "end of the rank with its group", 20)
+    wait_until(lambda: not is_alive(rank), "end of the rank with its group")
     assert actor.poll() is None
 
     second = spread.group(config, incarnation=2)
     second.load(folder)
     assert second.fingerprint() == wanted
     third = spread.group(config, incarnation=3)  # while the second one lives: its trainer was replaced
-    wait_until(lambda: spread.ended, "end of the group before", 20)
+    wait_until(lambda: spread.ended, "end of the group before")
     assert spread.ended == [(1, EXIT_PEER_LOST)]
-    wait_until(lambda: not any(map(is_alive, second.pids)), "end of its rank here", 20)
+    wait_until(lambda: not any(map(is_alive, second.pids)), "end of its rank here")
 
     (rank,) = spread.ranks_of(0)
     os.kill(rank, signal.SIGKILL)
     assert actor.wait(20) == -signal.SIGKILL  # its supervisor sees how the rank ended
-    wait_until(lambda: len(spread.ended) == 2, "end of the group", 20)
-    wait_until(lambda: not any(map(is_alive, third.pids)), "end of its rank here", 20)
+    wait_until(lambda: len(spread.ended) == 2, "end of the group")
+    wait_until(lambda: not any(map(is_alive, third.pids)), "end of its rank here")
 
     spread.add_actor(config)
-    fourth = begun(spread.group(config, incarnation=4))
+    fourth = started(spread.group(config, incarnation=4))
     (rank,) = spread.ranks_of(1)
     spread.actors[1].kill()
-    wait_until(lambda: not is_alive(rank), "end of the rank with its actor", 20)
-    wait_until(lambda: not any(map(is_alive, fourth.pids)), "end of the rank here", 20)
+    wait_until(lambda: not is_alive(rank), "end of the rank with its actor")
+    wait_until(lambda: not any(map(is_alive, fourth.pids)), "end of the rank here")
     with pytest.raises(RankError, match="exited with code"):
         fourth.score(batch_of(0), lambda: None)
 
@@ -220,7 +220,7 @@ def test_an_actor_refuses_other_code_other_settings_and_an_earlier_trainer(tmp_p
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     host.join(invitation(config, rank=1, host="127.0.0.1", port=port))
-    wait_until(lambda: not host.is_hosting, "end of a rank whose trainer is gone", 20)
+    wait_until(lambda: not host.is_hosting, "end of a rank whose trainer is gone")
     assert "incarnation 3" in host.problem_with(invitation(config, incarnation=2))
     assert host.problem_with(invitation(config, incarnation=3)) == ""
 

@@ -13,6 +13,7 @@ import pytest
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.sinks import metrics_server
 from relax_actors.monitoring.sinks.metrics_server import MAX_CLIENTS, MetricsServer
+from tests.support.messages import assert_says
 from tests.support.running import wait_until
 
 PAGE = b"relax_step_reward 0.25\n"
@@ -114,7 +115,7 @@ def test_slow_requests_end_after_seconds(monkeypatch: pytest.MonkeyPatch, server
                 return True
             return False
 
-        wait_until(is_closed, "end of a request that never ends", 10)
+        wait_until(is_closed, "end of a request that never ends")
         assert rest(silent) == b""
 
 
@@ -136,7 +137,7 @@ def test_many_clients_do_not_add_threads_and_leave_room_again(server: MetricsSer
             with suppress(OSError):
                 opened.enter_context(connect(server))
         assert threading.active_count() <= before + MAX_CLIENTS
-    wait_until(lambda: PAGE in answer_to(server, b"GET /metrics HTTP/1.0\r\n\r\n"), "an answer", 10)
+    wait_until(lambda: PAGE in answer_to(server, b"GET /metrics HTTP/1.0\r\n\r\n"), "an answer")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])  # noqa: S104 it is refused
@@ -144,10 +145,7 @@ def test_public_address_is_refused_unless_marked(host: str) -> None:
     target = f"{host}:0"
     with pytest.raises(ConfigError) as caught:
         MetricsServer(target, lambda: PAGE)
-    assert str(caught.value) == (
-        f"--sink prometheus={target}: {host.strip('[]')} is no loopback address, and everybody who reaches it may read "
-        f"the metrics; write prometheus=public:{target} if that is wanted, or prometheus=0"
-    )
+    assert_says(caught.value, f"--sink prometheus={target}", "loopback", f"prometheus=public:{target}")
     server = MetricsServer(f"public:{target}", lambda: PAGE)
     try:
         with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as connection:

@@ -17,6 +17,7 @@ from relax_actors.data.model_folder import prepare
 from relax_actors.errors import ConfigError
 from relax_actors.roles.taught_rollout import is_taught
 from tests.support.http_servers import served
+from tests.support.messages import assert_says
 from tests.support.running import IMAGES, TINY
 
 Errors = Callable[..., tuple[str, ...]]
@@ -147,6 +148,12 @@ def test_teacher_with_weights_may_write_samples(errors: Errors, teacher: Path) -
     assert "student_share = 0.5 has no effect" in " ".join(errors(ON, "algorithm.distil.student_share=0.5", model))
 
 
+def test_server_of_the_policy_leaves_memory_to_that_of_a_teacher_that_writes(errors: Errors, teacher: Path) -> None:
+    run = (*WRITES, f"roles.teacher.model={teacher}", "rollout.backend=sglang", "rollout.device=cuda")
+    assert "set rollout.sglang.memory_fraction" in " ".join(errors(*run))
+    assert "memory_fraction" not in " ".join(errors(*run, "rollout.sglang.memory_fraction=0.5"))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_seed_alone_decides_which_rows_the_teacher_writes(share: float) -> None:
     distil = f"algorithm.distil={{place='loss', kind='forward_kl', top_k=3, student_share={share}}}"
@@ -190,17 +197,14 @@ def test_folder_without_a_model_or_with_another_vocabulary_is_refused(errors: Er
         "roles.teacher has both model and server; remove one",
     )
     (error,) = errors(ON, option, "model.tokenizer.alphabet=0123456789>#x")
-    assert error == (
-        f"roles.teacher.model {teacher} has another vocabulary than the student: token 'x' is id 12 here, missing "
-        "there. A teacher scores the student's tokens, so both need the same tokenizer"
-    )
+    assert_says(error, f"roles.teacher.model {teacher}", "'x' is id 12", "same tokenizer")
     (teacher / "model.safetensors").unlink()
     (error,) = errors(ON, option)
     where = f"roles.teacher.model {teacher}"
-    assert error == f"{where} has no *.safetensors; name the folder of a trained model, such as runs/demo/model"
+    assert_says(error, where, "*.safetensors", "runs/demo/model")
     shutil.rmtree(teacher)
     (error,) = errors(ON, option)
-    assert error == f"{where} does not exist; name the folder of a trained model, such as runs/demo/model"
+    assert_says(error, where, "does not exist", "runs/demo/model")
 
 
 def test_server_with_another_vocabulary_is_refused(errors: Errors, teacher: Path) -> None:
@@ -208,10 +212,7 @@ def test_server_with_another_vocabulary_is_refused(errors: Errors, teacher: Path
         option = f"roles.teacher.server={url}"
         assert errors(ON, option) == ()
         (error,) = errors(ON, option, "model.tokenizer.alphabet=0123456789>#x")
-    assert error == (
-        f"roles.teacher.server {url} serves {teacher}, which has another vocabulary than the student: token 'x' is id "
-        "12 here, missing there. A teacher scores the student's tokens, so both need the same tokenizer"
-    )
+    assert_says(error, f"roles.teacher.server {url}", teacher, "'x' is id 12", "same tokenizer")
 
 
 def test_server_whose_vocabulary_cannot_be_checked_is_noted(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_short_context_of_the_teacher_is_noted(errors: Errors, teacher: Path, tm
     (teacher / "config.json").write_text(json.dumps(body | {"max_position_embeddings": 8}))
     config = load_config(TINY, [f"run.folder={tmp_path / 'run'}", ON, f"roles.teacher.model={teacher}"])
     notes = examine(config).notes
-    assert "roles.teacher.model has a context of 8 tokens; longer sequences, up to 64, are quarantined" in notes
+    assert_says(" ".join(notes), "roles.teacher.model", "8 tokens", "up to 64", "quarantined")
 
 
 def test_teachers_of_sources_need_a_mixture(errors: Errors, teacher: Path) -> None:
@@ -267,9 +268,9 @@ def test_every_source_of_a_mixture_has_a_teacher(tmp_path: Path) -> None:
 
     assert found("{ a = 'teacher', b = 'teacher' }") == ()
     (lacking,) = found("{ a = 'teacher' }")
-    assert "no teacher for data.mixture.b; add b = <model folder>" in lacking
+    assert_says(lacking, "data.mixture.b", "b = <model folder>")
     (unknown,) = found("{ a = 'teacher', c = 'teacher' }")
-    assert "names 'c', and the sources of [data.mixture] are a, b" in unknown
+    assert_says(unknown, "'c'", "[data.mixture]", "a, b")
     (absent,) = found("{ a = 'teacher', b = 'nowhere' }")
     assert "roles.teacher.models.b" in absent
     assert "does not exist" in absent

@@ -6,24 +6,26 @@ refuses.
 
 from __future__ import annotations
 
-import base64
-import io
-import pickle
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import torch
-from torch import Tensor
 
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.errors import EngineError
 
+if TYPE_CHECKING:  # the keeper of a server imports this module without torch
+    from torch import Tensor
+
 CONNECT_SECONDS, ANSWER_SECONDS, LOAD_SECONDS = 5.0, 60.0, 600.0
 UNLOAD_SECONDS = 5.0
 """Time for a server to unload an adapter. It waits for requests that use it, and does so without a client, too."""
+POLL_SECONDS = 0.05
+LEAVE_SECONDS = 10.0
+"""Time for a server whose actor was killed to leave its GPU; the next role waits for the memory twice as long."""
 OK = 200
 UNFINISHED = "unfinished"
 """Name of the weights while an update is in progress."""
@@ -162,14 +164,14 @@ class Server:
         """
         self._send("POST", "/end_weight_update", {}, LOAD_SECONDS)
 
-    def release_memory(self) -> None:
+    def release_memory(self, seconds: float = LOAD_SECONDS) -> None:
         """Free the GPU memory of weights, which stay in host memory, and of the key-value cache, which is lost.
 
         The name of the weights says so, for the next incarnation of the actor: to resume what was not released ends a
         server. The server must be idle. A server on a CPU answers, and frees nothing.
         """
         self._rename(AWAY + self.identity())
-        self._ask("POST", "/release_memory_occupation", {}, LOAD_SECONDS)
+        self._ask("POST", "/release_memory_occupation", {}, seconds)
 
     def resume_memory(self) -> bool:
         """Take the memory back, and give the weights their name; return whether it was released."""
@@ -178,6 +180,28 @@ class Server:
         self._ask("POST", "/resume_memory_occupation", {}, LOAD_SECONDS)
         self._rename(name.removeprefix(AWAY))
         return True
+
+    def leave(self, is_held: Callable[[], bool]) -> None:
+        """Have a server whose actor was killed in its turn leave its GPU.
+
+        Does nothing to a server on a CPU, to one that has left, and while the actor holds the device: `is_held`.
+
+        Raises:
+            EngineError: it does not leave within `LEAVE_SECONDS`.
+        """
+        end = time.monotonic() + LEAVE_SECONDS
+        if not self.room().leaving_bytes or self.identity().startswith(AWAY) or is_held():
+            return
+        if self.identity().startswith(AWAY):  # the actor had left between the two answers
+            return
+        self.abort()
+        while not self.is_idle():
+            if time.monotonic() > end:
+                msg = f"the server at {self.record.url} does not end its requests within {LEAVE_SECONDS:g} s"
+                raise EngineError(msg)
+            time.sleep(POLL_SECONDS)
+        if not is_held():
+            self.release_memory(max(1.0, end - time.monotonic()))
 
     def pause(self) -> None:
         """Pause between two tokens; running samples return to the queue.
@@ -231,26 +255,3 @@ def _leaving_bytes(info: Mapping[str, Any]) -> int:
 def authorization(record: ServerRecord) -> dict[str, str]:
     """Return the authorization header for a server."""
     return {"Authorization": f"Bearer {record.key}"} if record.key else {}
-
-
-def pickled(tensors: Mapping[str, Tensor]) -> str:
-    """Return tensors in SGLang's request format: base64 of a pickled list of names and tensors.
-
-    Tensors are copied first: pickle would store a view with the whole buffer that it refers to.
-    """
-    return _encoded(list(_copied(tensors).items()))
-
-
-def pickled_by_name(tensors: Mapping[str, Tensor]) -> str:
-    """Return the tensors of an adapter in SGLang's request format: base64 of a pickled dict; see `pickled`."""
-    return _encoded(_copied(tensors))
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-
-
-def _encoded(tensors: Any) -> str:
-    file = io.BytesIO()
-    pickle.dump(tensors, file)
-    return base64.b64encode(file.getvalue()).decode()

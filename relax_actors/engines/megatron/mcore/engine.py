@@ -54,7 +54,7 @@ class MegatronEngine(Profiled):
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config, self._rank = config, rank
         self._layout = layout = Layout.of(config.trainer.megatron)
-        process_groups.check_device(config.trainer.device, "trainer.device")
+        process_groups.choose_device(config.trainer.device, "trainer.device")
         process_groups.initialise(layout, rank, store or HashStore())
         self._device = process_groups.device()
         self._architecture = architecture_of(config.model_path)
@@ -162,8 +162,7 @@ class MegatronEngine(Profiled):
     def _beside(self) -> list[Tensor]:
         """Return copies of published weights, and the weights of the reference."""
         reference = self._update.reference
-        shards = () if reference is None else reference.shards().values()
-        return [*self._encoder.copies(), *(shard.parameter for shard in shards)]
+        return [*self._encoder.copies(), *(() if reference is None else reference.resident())]
 
     def release_memory(self, folder: Path | None) -> int:
         """Move weights, gradients and the optimizer's state off the device; see `ReleasesMemory`."""
