@@ -1,7 +1,7 @@
 """Start a supervisor's process: `python -m relax_actors.supervision.lean_process MODULE [ARGUMENT ...]`.
 
-It runs `main` of the module as `python -m MODULE` does, with a fifth to two fifths less CPU time for the imports:
-optional packages are skipped, and no garbage is looked for among objects that stay.
+It runs `main` of the module as `python -m MODULE` does, with less CPU time for the imports: optional packages are
+skipped, and no garbage is looked for among objects that stay.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from importlib import import_module
 
 from broker.lean_imports import skip_optional_imports
 
+MODULE = "relax_actors.supervision.lean_process"
+
 
 def lean_command(module: str, *arguments: str) -> list[str]:
     """Return the command line that starts a module in this way."""
-    return [sys.executable, "-m", __spec__.name, module, *arguments]
+    return [sys.executable, "-m", MODULE, module, *arguments]
 
 
 def main() -> None:
