@@ -78,18 +78,30 @@ def stored_scores(model: PreTrainedModel, path: Path, seed: int) -> dict[str, Te
     A folder of a policy has none for the head. They are drawn from `seed` then, as transformers initialises linear
     layers.
     """
-    own = tensors_of(model)
     if any(name.startswith(SCORE) for name in stored_shapes(path)):
         return read_folder(model, path)
     with torch.device("meta"):
         policy = build(path, device=None)
     body = {n: t for n, t in read_folder(policy, path).items() if not n.startswith(_VOCABULARY)}
-    random = torch.Generator().manual_seed(seed)
+    return body | drawn_head(model, seed)
+
+
+def drawn_head(model: PreTrainedModel, seed: int) -> dict[str, Tensor]:
+    """Draw the head of a reward model, of which only shapes are read; see `stored_scores`."""
+    random, drawn = torch.Generator().manual_seed(seed), dict[str, Tensor]()
     spread = float(getattr(model.config.get_text_config(), "initializer_range", None) or 0.02)
-    for name in (name for name in own if name.startswith(SCORE)):
-        head = torch.zeros(own[name].shape)
-        body[name] = head.normal_(0, spread, generator=random) if name.endswith("weight") else head
-    return body
+    for name, tensor in tensors_of(model).items():
+        if name.startswith(SCORE):
+            head = torch.zeros(tensor.shape)
+            drawn[name] = head.normal_(0, spread, generator=random) if name.endswith("weight") else head
+    return drawn
+
+
+def exported_model(config: Config, **settings: Any) -> PreTrainedModel:
+    """Build the model which a run trains, with the configuration of its folder; arguments as of `model_maker`."""
+    model = model_maker(config)(**settings)
+    complete_config(model, config)
+    return model
 
 
 def complete_config(model: PreTrainedModel, config: Config) -> None:
