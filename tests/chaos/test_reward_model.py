@@ -8,27 +8,27 @@ import pytest
 
 from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.faults import story_of
-from tests.support.running import ON_POLICY, SUPPORT, Run
+from tests.support.running import IMAGES, ON_POLICY, SUPPORT, TINY, Run
 
 MakeRun = Callable[..., Run]
-PAIRS = ("algorithm.name=reward_model", "data.function=tiny_tasks.pairs", "run.epochs=4")
-
-
-def complete(run: Run) -> str:
-    result = run.complete()
-    assert (result["admitted"], result["trained"]) == (32, 32)
-    return str(result["weights_fingerprint"])
+PICTURES = "tiny_image_examples.toml"
+KINDS = {"text": ("tiny_examples.toml", "tiny_tasks.pairs", TINY), "pictures": (PICTURES, "tiny_images.pairs", IMAGES)}
+"""Configuration and pairs of the reward model, and the configuration of the policy."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_kills_of_the_reward_model_do_not_change_the_weights(make_run: MakeRun) -> None:
-    scores = make_run("scores", *PAIRS, config=SUPPORT / "tiny_examples.toml")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kills_of_the_reward_model_do_not_change_the_weights(make_run: MakeRun, kind: str) -> None:
+    examples, pairs, config = KINDS[kind]
+    own = ("algorithm.name=reward_model", f"data.function={pairs}", "run.epochs=2")
+    scores = make_run("scores", *own, config=SUPPORT / examples)
     scores.complete()
     model = f"roles.reward_model.model={scores.folder.model}"
-    settings = (model, "reward.function={reward_model=1.0,exact_match=0.5}", *ON_POLICY)
-    expected = complete(make_run("calm", *settings))
-    run = make_run("killed", *settings).start()
+    settings = (model, "reward.function={reward_model=1.0,exact_match=0.5}", *ON_POLICY, "run.steps=8")
+    calm = make_run("calm", *settings, config=config).complete()
+    assert (calm["admitted"], calm["trained"]) == (32, 32)
+    run = make_run("killed", *settings, config=config).start()
     kill_at(run, "reward_model.0", "group.0.0.trajectory")
     kill_at(run, "reward.0", "group.1.0.reward_model")
     kill_at(run, "trainer.0", "batch.2")
@@ -37,7 +37,7 @@ def test_kills_of_the_reward_model_do_not_change_the_weights(make_run: MakeRun) 
     kill_at(run, "reward_model.0", "weights.6")
     code, result, said = run.finish()
     assert code == 0, said
-    assert result["weights_fingerprint"] == expected
+    assert result["weights_fingerprint"] == calm["weights_fingerprint"]
     assert (result["admitted"], result["trained"]) == (32, 32)
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
     assert story_of(run).of("replay_diverged") == []

@@ -1,7 +1,8 @@
 """Reward models: a decoder with a linear head `score`, as transformers' classes for classification have it.
 
 Scores of answers are read by a sequence classifier, those of steps by a token classifier. Both compute a score from the
-hidden state of a token, so a folder of either kind loads in transformers and gives the scores of the trainer.
+hidden state of a token, so a folder of either kind loads in transformers and gives the scores of the trainer. Of models
+that see or hear transformers has no classifiers: theirs is the policy with `score` in place of `lm_head`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
+from transformers import (
+    AutoModelForMultimodalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from relax_actors.config import Config
 from relax_actors.data.model_folder import stored_shapes
-from relax_actors.data.score_folder import STEP_SEPARATOR
+from relax_actors.data.score_folder import ANSWERS, STEP_SEPARATOR
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.torch.model import build, config_of, read_folder, tensors_of
 from relax_actors.errors import ConfigError
+from relax_actors.media.family import family_of
+from relax_actors.weights.encoder import published_dtype
 
 SCORE = "score."
 """Beginning of the names of the head's weights."""
@@ -37,7 +46,8 @@ def build_score_model(
 ) -> PreTrainedModel:
     """Build the architecture of a policy's or reward model's folder with a head of `classes` scores, at random.
 
-    With `of_steps` it is a token classifier in place of a sequence classifier. Other arguments as of `model.build`.
+    With `of_steps` it is a token classifier in place of a sequence classifier, which a model of media cannot be. Other
+    arguments as of `model.build`.
 
     Raises:
         ConfigError: transformers cannot build such a model from the folder, or its head is not linear.
@@ -45,6 +55,8 @@ def build_score_model(
     auto: Any = AutoModelForTokenClassification if of_steps else AutoModelForSequenceClassification
     try:
         config = config_of(path, num_labels=classes)
+        if family_of(path) is not None:
+            config.num_labels, auto = classes, _MediaClassifiers
         if seed is not None:
             torch.manual_seed(seed)
         model: PreTrainedModel = auto.from_config(config, dtype=dtype)
@@ -57,6 +69,40 @@ def build_score_model(
     if device is not None:
         model.to(device)  # type: ignore[arg-type]
     return model
+
+
+class _MediaClassifiers:
+    """Builds classifiers of multimodal models, as transformers' classes Auto* build those of models of text."""
+
+    @staticmethod
+    def from_config(config: PreTrainedConfig, **settings: Any) -> PreTrainedModel:
+        policy: Any = AutoModelForMultimodalLM._model_mapping[type(config)]  # type: ignore[attr-defined]  # noqa: SLF001
+        name = policy.__name__.replace("ForConditionalGeneration", ANSWERS)
+        model: PreTrainedModel = type(name, (_WithScores, policy), {})._from_config(config, **settings)  # type: ignore[attr-defined]  # noqa: SLF001
+        for buffer_name, buffer in model.named_buffers():
+            buffer.data = buffer.data.to(published_dtype(buffer_name, buffer.dtype))
+        return model
+
+
+class _WithScores:
+    """Replaces the head of a policy by `score`, of `config.num_labels` scores."""
+
+    _tied_weights_keys = None
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        own: Any = self
+        del own.lm_head
+        own.score = nn.Linear(config.get_text_config().hidden_size, config.num_labels, bias=False)
+        own.post_init()
+
+    def get_output_embeddings(self) -> None:
+        """Return None: it has none."""
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Return False: it has no logits."""
+        return False
 
 
 def model_maker(config: Config) -> Callable[..., PreTrainedModel]:
