@@ -96,7 +96,8 @@ def test_scores_of_prompts_with_media_are_those_of_the_policy_with_another_head(
     algorithm = {"name": "outcome_reward", "scores": {"classes": 3}}
     trainer = {"max_tokens_per_microbatch": 1024}
     config = config_of(tmp_path / "run", architecture_of(family), algorithm=algorithm, trainer=trainer)
-    batch = [replace(sample, targets=sample.targets * 0 + row % 3) for row, sample in enumerate(media_pairs(config))]
+    labels = [np.full(len(sample), n % 3, np.float32) for n, sample in enumerate(media_pairs(config))]
+    batch = [replace(sample, targets=own) for sample, own in zip(media_pairs(config), labels, strict=True)]
     trained(config, batch).export(tmp_path / "model")
     for path in config.model_path.iterdir():
         if not (tmp_path / "model" / path.name).exists():

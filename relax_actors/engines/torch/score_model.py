@@ -76,7 +76,7 @@ class _MediaClassifiers:
 
     @staticmethod
     def from_config(config: PreTrainedConfig, **settings: Any) -> PreTrainedModel:
-        policy: Any = AutoModelForMultimodalLM._model_mapping[type(config)]  # type: ignore[attr-defined]  # noqa: SLF001
+        policy: Any = AutoModelForMultimodalLM._model_mapping[type(config)]  # noqa: SLF001
         name = policy.__name__.rpartition("For")[0] + ANSWERS
         model: PreTrainedModel = type(name, (_WithScores, policy), {})._from_config(config, **settings)  # type: ignore[attr-defined]  # noqa: SLF001
         for buffer_name, buffer in model.named_buffers():
