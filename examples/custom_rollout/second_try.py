@@ -15,10 +15,10 @@ PARTS = 8
 
 
 def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
-    """Return `size` numbers of two digits to copy; 1,000 if `size` is not set."""
+    """Return `size` numbers, whose first digit is the answer; 1,000 if `size` is not set."""
     numbers = [f"{number:02}" for number in range(100)]
     own = [number for number in numbers if (zlib.crc32(number.encode()) % PARTS == 0) == held_out]
-    return [Task(f"{number}>", number) for number in np.random.default_rng(seed).choice(own, size or 1000).tolist()]
+    return [Task(f"{number}>", number[0]) for number in np.random.default_rng(seed).choice(own, size or 1000).tolist()]
 
 
 class SecondTry(EpisodeRollout):
