@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from gpu_checks import engines, kernels, machine, peers, runs, sglang, speed
+from gpu_checks import engines, kernels, machine, models, peers, runs, sglang, speed
 from gpu_checks.frame import CHECKS, Outcome, Place, run_apart, run_here
 from gpu_checks.report import summary, write
 from rich.console import Console
@@ -29,7 +30,7 @@ from rich.markup import escape
 
 from relax_actors.isolation.orphans import die_with_parent
 
-MODULES = (machine, kernels, engines, runs, sglang, speed, peers)
+MODULES = (machine, kernels, engines, models, runs, sglang, speed, peers)
 """Modules whose checks register themselves."""
 ORDER = [name for module in MODULES for name, one in CHECKS.items() if one.run.__module__ == module.__name__]
 """Names of all checks in the order of the report."""
@@ -91,9 +92,13 @@ def main() -> int:
     options.jobs = options.jobs or max(1, min(4, (os.cpu_count() or 1) // 2))
     chosen = options.only or [name for name in ORDER if CHECKS[name].is_short or not options.short]
     names = [name for name in ORDER if name in chosen and name not in options.without]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as by Ctrl-C, with the logs of what still runs
     scratch = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     try:
         outcomes = run_all(names, options, scratch, console)
+    except KeyboardInterrupt:
+        console.print("stopped; what had ended is in the report", highlight=False)
+        return 130
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     console.print(f"{summary(outcomes)}; {options.out / 'gpu-check.md'}", highlight=False)

@@ -8,6 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 
 PROC = Path("/proc")
+GROWTH = 1.01
+"""Growth of the resident memory after which the PSS is read again."""
 
 
 def tree(root: int) -> list[int]:
@@ -49,8 +51,19 @@ def reset_peak(process: int) -> None:
     (PROC / str(process) / "clear_refs").write_text("5")
 
 
+def resident_pages(process: int) -> int:
+    """Resident pages of one process; 0 if it has ended."""
+    with contextlib.suppress(OSError, IndexError):
+        return int((PROC / str(process) / "statm").read_text().split()[1])
+    return 0
+
+
 class PeakMemory(threading.Thread):
-    """Samples the PSS of a process tree until stopped; `peak` is the largest sum in MiB."""
+    """Samples the PSS of a process tree until stopped; `peak` is the largest sum in MiB.
+
+    The kernel takes some milliseconds of a core for the PSS of a process, which would slow down a measured run of many
+    processes. So the PSS is read only when the resident memory of all processes is larger than at any sample before.
+    """
 
     def __init__(self, root: int, seconds: float = 0.5) -> None:
         super().__init__(name="memory", daemon=True)
@@ -61,8 +74,12 @@ class PeakMemory(threading.Thread):
 
     def run(self) -> None:
         """Sample until stopped."""
+        largest = 0.0
         while not self._stop_asked.wait(self._seconds):
             members = tree(self._root)
+            if (resident := sum(map(resident_pages, members))) <= largest * GROWTH:
+                continue
+            largest = resident
             total = sum(pss_mib(process) for process in members)
             if total > self.peak:
                 self.peak, self.processes = total, len(members)

@@ -26,6 +26,8 @@ from relax_actors.engines.protocols import GenerationRequest, TrainSample
 from relax_actors.engines.transformers.engine import TransformersEngine
 
 ROWS, SAMPLES, PROMPT, LONGEST, BUDGET = 8, 4, 32, 64, 1024
+STOPS = frozenset(range(8))
+"""Also the padding token, whose embedding transformers does not train."""
 
 
 def generated_batch(rollout: TransformersEngine, seed: int) -> list[TrainSample]:
@@ -33,13 +35,13 @@ def generated_batch(rollout: TransformersEngine, seed: int) -> list[TrainSample]
     random = np.random.default_rng(seed)
     requests = [
         GenerationRequest(
-            tokens=random.integers(0, VOCABULARY, PROMPT, dtype=np.int32),
+            tokens=random.integers(len(STOPS), VOCABULARY, PROMPT, dtype=np.int32),
             seed=seed * ROWS + row,
             samples=SAMPLES,
             temperature=1.0,
             top_p=1.0,
             max_tokens=LONGEST,
-            stop_ids=frozenset(range(8)),
+            stop_ids=STOPS,
         )
         for row in range(ROWS)
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -162,13 +163,23 @@ def run_apart(name: str, place: Place, logs: Path) -> Outcome:
             code = None
         finally:
             _end(process)
+            ended = json.loads(result.read_text()) if result.exists() else None
+            if ended is None or ended["result"] == "fail":
+                _keep_logs(place.folder, logs / name)
     seconds = round(time.monotonic() - began, 1)
-    if result.exists():
-        found = json.loads(result.read_text())
-        return Outcome(name, found["result"], found["figures"], found["reason"], seconds)
+    if ended is not None:
+        return Outcome(name, ended["result"], ended["figures"], ended["reason"], seconds)
     end = log.read_text(errors="replace")[-TAIL_CHARACTERS:].strip()
     why = f"not done within {chosen.seconds:g} s" if code is None else f"its process ended with exit code {code}"
     return Outcome(name, "fail", {}, f"{why}:\n{end}", seconds)
+
+
+def _keep_logs(folder: Path, into: Path) -> None:
+    """Copy what the runs of a check wrote to their logs and to the terminal."""
+    for file in (*folder.glob("*.log"), *folder.glob("*/logs/*")):
+        target = into / file.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -131,14 +131,14 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     cooldowns = {name: factor * getattr(section, name) for name in ("out_cooldown", "in_cooldown")}
     section = section.model_copy(update=cooldowns)
     timers = _observed(section, figures, timers, now)
-    have, needed = figures.engines, needed_engines(section, figures)
+    starves = timers.starved >= section.starved
+    waits = starves and bool(figures.waiting) and (figures.oldest or 0.0) >= section.waiting_seconds
+    have, needed = figures.engines, needed_engines(section, figures, are_full=waits)
     if figures.changing:
         return Decision(Action.HOLD, have, needed, "an operation on the rollouts runs"), _without_timers(timers, now)
     if have < section.min or have > section.max:
         decision, timers = _within_bounds(section, timers, (have, needed), now), _without_timers(timers, now)
         return _carried_out(decision, figures.least, have, timers, now)
-    starves = timers.starved >= section.starved
-    waits = starves and bool(figures.waiting) and (figures.oldest or 0.0) >= section.waiting_seconds
     begun = now if timers.more_since is None else timers.more_since
     more_since = begun if needed > have and waits else None
     # The trainer may wait for the last, long rows of a step; without any row the rollouts are not to blame.
@@ -147,10 +147,16 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     return _carried_out(_weighed(section, timers, (have, needed), now), figures.least, have, timers, now)
 
 
-def needed_engines(section: AutoscalerSection, figures: Figures) -> int:
-    """Return the number of engines that a run can use, within the bounds; working spot engines count as present."""
-    rows = (figures.waiting or 0) + (figures.in_hand or 0)
-    wanted = math.ceil(rows / max(1, figures.rows_per_engine)) - figures.spot
+def needed_engines(section: AutoscalerSection, figures: Figures, *, are_full: bool = False) -> int:
+    """Return the number of engines that a run can use, within the bounds; working spot engines count as present.
+
+    Engines that `are_full`, since rows wait for long, hold what their key-value caches can hold, which may be fewer
+    rows than `rows_per_engine`.
+    """
+    rows, each = (figures.waiting or 0) + (figures.in_hand or 0), max(1, figures.rows_per_engine)
+    if are_full and figures.in_hand:
+        each = min(each, math.ceil(figures.in_hand / max(1, figures.engines or 1)))
+    wanted = math.ceil(rows / each) - figures.spot
     return max(section.min, min(section.max, wanted))
 
 

@@ -63,20 +63,22 @@ def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
         on_host = moves_to_host(config, role) or offloads(config, role)
         is_here = on_cpu(device_of_role(config, role) or "auto") or on_host
         model = engine_bytes(config, role, facts) + copied_bytes(config, role, facts) if is_here else 0
-        models[role] = (
-            model
-            if config.placement.leaves_device(role) and config.placement.release == "disk"
-            else (replicas(config, role) * model)
-        )
-    for group in config.placement.colocate if config.placement.release == "disk" else ():
-        rest = sorted((role for role in group if role in models), key=models.__getitem__)[:-1]
-        models |= dict.fromkeys(rest, 0)
+        models[role] = model if moves_to_disk(config, role) else replicas(config, role) * model
+    for group in config.placement.colocate:
+        movable = (role for role in group if role in models and moves_to_disk(config, role))
+        models |= dict.fromkeys(sorted(movable, key=models.__getitem__)[:-1], 0)
     return {role: replicas(config, role) * host_bytes(config, role) + models[role] for role in engines}
 
 
 def moves_to_host(config: Config, role: str) -> bool:
     """Return whether actors of a role move their memory from their GPUs to the host while others compute there."""
-    return config.placement.leaves_device(role) and config.placement.release == "host"
+    return config.placement.leaves_device(role) and not moves_to_disk(config, role)
+
+
+def moves_to_disk(config: Config, role: str) -> bool:
+    """Return whether actors of a role move their memory to files; an inference server keeps its own on the host."""
+    has_server = role == "rollout" and inference_backend(config).server(config) is not None
+    return config.placement.leaves_device(role) and config.placement.release == "disk" and not has_server
 
 
 def offloads(config: Config, role: str) -> bool:

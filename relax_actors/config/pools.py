@@ -42,7 +42,8 @@ class SglangSection(Section):
     """Capacity of the key-value cache in tokens. Default: on a GPU SGLang's own choice, on a CPU all samples of
     `rollout.max_concurrent_prompts` rows at full length, up to 65536 tokens."""
     memory_fraction: Fraction | None = None
-    """Share of a GPU's memory for weights and key-value cache; default: SGLang's own choice."""
+    """Share of the memory of a GPU that is free at the start of a server, for weights and key-value cache; default:
+    SGLang's own choice, nearly all of it. The server of a teacher that writes takes its own share of what is left."""
     merge_adapter: bool = False
     """Serve the adapter of [lora] added to the weights of the model, as full sets of weights in the run's precision,
     where servers cannot compute with it beside the weights: `lora.modules_to_save`, experts, and layers other than

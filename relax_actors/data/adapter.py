@@ -24,11 +24,15 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 HEADS = ("lm_head", "score")
 """Last parts of the names of output heads, which "all-linear" leaves out."""
 EXPERT = ".experts."
-"""Part of the names of experts in files, whose layers transformers joins to one tensor of a layer."""
+"""Part of the names of experts, whose matrices transformers joins to one tensor of a layer."""
+GATE_UP, EXPERTS_DOWN = ".experts.gate_up_proj", ".experts.down_proj"
+"""Ends of the names of the tensors of experts, `[experts, 2 * width, hidden]` and `[experts, hidden, width]`."""
 _NO_EXPERT = (
-    "which are not trained with [lora]: those of a layer are one tensor, no linear layers; name other layers, or "
-    "remove [lora]"
+    'have adapters by the names "experts.gate_up_proj" and "experts.down_proj", if transformers holds those of a layer '
+    "in two tensors without biases; name these in lora.targets, or leave experts out"
 )
+INNER = ".base_layer"
+"""End of the name of a module that PEFT has wrapped twice, for the first of two tensors with an adapter."""
 _PATTERN = frozenset("*?[")
 _PLAIN: dict[str, Any] = {
     "use_dora": False,
@@ -37,7 +41,6 @@ _PLAIN: dict[str, Any] = {
     "fan_in_fan_out": False,
     "rank_pattern": {},
     "alpha_pattern": {},
-    "target_parameters": None,
     "trainable_token_indices": None,
     "alora_invocation_tokens": None,
     "layer_replication": None,
@@ -87,15 +90,25 @@ class AdapterModules:
 
     Attributes:
         form: form of the adapter.
-        targets: linear layers with an adapter.
+        targets: linear layers with an adapter, and tensors of experts.
         saved: modules that are trained as a whole.
-        linear: all linear layers.
+        linear: all linear layers, and all tensors of experts.
     """
 
     form: AdapterForm
     targets: tuple[str, ...]
     saved: tuple[str, ...]
     linear: tuple[str, ...]
+
+
+def of_experts(layer: str) -> bool:
+    """Whether a layer is a tensor of experts, whose A is `[experts, rank, in]` and B `[experts, out, rank]`."""
+    return layer.endswith((GATE_UP, EXPERTS_DOWN))
+
+
+def weight_name(layer: str) -> str:
+    """Return the name of the weight of a layer in the model."""
+    return layer if of_experts(layer) else f"{layer}.weight"
 
 
 def form_of(section: LoraSection) -> AdapterForm:
@@ -151,41 +164,80 @@ def _read_form(folder: Path) -> AdapterForm:
     if not (folder / WEIGHTS).is_file():
         msg = f"lora.path {folder} has no {WEIGHTS}; save the adapter with PEFT's save_pretrained"
         raise ConfigError(msg)
-    names = [name.removeprefix(PREFIX) for name in tensors_of_folder(folder)]
+    names = own_names(folder)
     targets = tuple(name.removesuffix(DOWN) for name in names if name.endswith(DOWN))
     saved = tuple(dict.fromkeys(n.rpartition(".")[0] for n in names if not n.endswith((DOWN, UP))))
     dropout = float(body.get("lora_dropout") or 0.0)
     return AdapterForm(rank, alpha, bool(body.get("use_rslora")), dropout, targets, saved)
 
 
-def tensors_of_folder(folder: Path) -> dict[str, list[int]]:
-    """Return the shapes of the tensors in a PEFT folder, by their names there."""
-    return {name: shape for name, shape in stored_shapes(folder).items() if name.startswith(PREFIX)}
+def own_names(folder: Path) -> dict[str, str]:
+    """Return the names of the tensors in a PEFT folder, by our names: with `PREFIX`, and adapters of experts nested.
+
+    PEFT wraps a module of experts for each tensor with an adapter, gate and up projection first. The names do not say
+    which tensor it is.
+
+    Raises:
+        ConfigError: the folder does not say either, or target_parameters names other tensors than those of experts.
+    """
+    names: dict[str, str] = {}
+    given = [name for name in stored_shapes(folder) if name.startswith(PREFIX)]
+    parameters = json.loads((folder / CONFIG).read_text()).get("target_parameters") or ()
+    if other := next((name for name in parameters if not of_experts(f".{name}")), None):
+        msg = f"lora.path {folder}: {CONFIG} has {other!r} in target_parameters; only experts have such an adapter here"
+        raise ConfigError(msg)
+    for stored in given:
+        name = stored.removeprefix(PREFIX)
+        end = next((end for end in (DOWN, UP) if name.endswith(end)), "")
+        module = name.removesuffix(end).removesuffix(INNER)
+        if end and module.endswith(EXPERT[:-1]):
+            is_inner = name.removesuffix(end).endswith(INNER)
+            has_inner = f"{PREFIX}{module}{INNER}{end}" in given
+            own = [layer for layer in (GATE_UP, EXPERTS_DOWN) if _is_named(module, layer, parameters)]
+            if has_inner:
+                own = [GATE_UP] if is_inner else [EXPERTS_DOWN]
+            if len(own) != 1:
+                msg = f"lora.path {folder}: {CONFIG} does not say in target_parameters which tensor {stored} is of"
+                raise ConfigError(msg)
+            name = module.removesuffix(EXPERT[:-1]) + own[0] + end
+        names[name] = stored
+    return names
 
 
-def match_targets(linear: Collection[str], modules: Collection[str], targets: str | Sequence[str]) -> list[str]:
-    """Return the linear layers that `lora.targets` names, in the order of their names.
+def _is_named(module: str, layer: str, parameters: Sequence[str]) -> bool:
+    name = module.removesuffix(EXPERT[:-1]) + layer
+    return any(name == known or name.endswith(f".{known}") for known in parameters)
+
+
+def match_targets(
+    linear: Collection[str], modules: Collection[str], targets: str | Sequence[str], experts: Collection[str] = ()
+) -> list[str]:
+    """Return the linear layers and tensors of experts that `lora.targets` names, in the order of their names.
 
     Args:
         linear: full names of all linear layers of the model.
         modules: full names of all modules with weights, linear ones included.
         targets: see [lora].
+        experts: full names of the tensors of experts that can have an adapter; an entry must name experts to match one.
 
     Raises:
         ConfigError: an entry matches no linear layer, or an output head; the error has the nearest names. Or the model
             has no linear layer.
     """
-    if targets == ALL_LINEAR:
-        if all_layers := sorted(name for name in linear if name.rpartition(".")[2] not in HEADS):
-            return all_layers
-        msg = (
-            'lora.targets = "all-linear" matches nothing: the model has no linear layer besides its output head; '
-            "choose another model, or remove [lora]"
-        )
-        raise ConfigError(msg)
     layers: set[str] = set()
-    for target in targets:
-        matched = {name for name in linear if _matches(name, target)}
+    for target in (targets,) if isinstance(targets, str) else targets:
+        if target == ALL_LINEAR:
+            matched = {name for name in linear if name.rpartition(".")[2] not in HEADS}
+            if not matched:
+                msg = (
+                    'lora.targets = "all-linear" matches nothing: the model has no linear layer besides its output '
+                    "head; choose another model, or remove [lora]"
+                )
+                raise ConfigError(msg)
+        else:
+            # The last part of a name alone means linear layers.
+            candidates = (*linear, *experts) if "experts" in target else linear
+            matched = {name for name in candidates if _matches(name, target)}
         if heads := sorted(name for name in matched if name.rpartition(".")[2] in HEADS):
             msg = (
                 f"lora.targets: {target!r} matches the output head {heads[0]}, which has no adapter; name it in "
@@ -193,7 +245,7 @@ def match_targets(linear: Collection[str], modules: Collection[str], targets: st
             )
             raise ConfigError(msg)
         if not matched:
-            raise ConfigError(_no_target(target, linear, modules))
+            raise ConfigError(_no_target(target, linear, modules, experts))
         layers |= matched
     return sorted(layers)
 
@@ -204,7 +256,7 @@ def match_saved(modules: Collection[str], saved: Sequence[str]) -> list[str]:
     for name in saved:
         matched = {module for module in modules if _matches(module, name)}
         if any(_is_expert(known) for known in (name, *matched)):
-            msg = f"lora.modules_to_save: {name!r} names experts, {_NO_EXPERT}"
+            msg = f"lora.modules_to_save: {name!r} names experts, which are not trained as a whole; they {_NO_EXPERT}"
             raise ConfigError(msg)
         if not matched:
             msg = f"lora.modules_to_save: {name!r} matches no module with weights; near it: {_near(name, modules)}"
@@ -223,10 +275,10 @@ def _is_expert(name: str) -> bool:
     return EXPERT in f".{name}."
 
 
-def _no_target(target: str, linear: Collection[str], modules: Collection[str]) -> str:
-    others = sorted(name for name in modules if _matches(name, target))
+def _no_target(target: str, linear: Collection[str], modules: Collection[str], experts: Collection[str]) -> str:
+    others = sorted(name for name in (*modules, *experts) if _matches(name, target))
     if any(_is_expert(name) for name in (target, *others)):
-        return f"lora.targets: {target!r} names experts, {_NO_EXPERT}"
+        return f"lora.targets: {target!r} names experts, which {_NO_EXPERT}"
     if others:
         return (
             f"lora.targets: {target!r} matches {others[0]}, which is no linear layer; name it in lora.modules_to_save "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,13 +12,16 @@ from relax_actors.config import Config
 from relax_actors.data.adapter import (
     DOWN,
     EXPERT,
-    PREFIX,
+    EXPERTS_DOWN,
+    GATE_UP,
     UP,
     AdapterForm,
     form_of,
     match_saved,
     match_targets,
-    tensors_of_folder,
+    of_experts,
+    own_names,
+    weight_name,
 )
 from relax_actors.data.model_folder import stored_shapes
 from relax_actors.errors import ConfigError
@@ -27,6 +31,7 @@ _EMBEDDINGS = ("embed_tokens", "wte", "wpe", "word_embeddings", "embed_in", "emb
 """Last parts of the names of embeddings, whose weights are matrices like those of linear layers."""
 MATRIX = 2
 """Dimensions of the weight of a linear layer."""
+_MATRIX_OF_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 _ROUTERS = ("gate", "router")
 """Last parts of the names of routers, which are no linear layers of transformers."""
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
@@ -49,18 +54,33 @@ def check_adapter(config: Config, folder: Path) -> Iterator[str]:
         yield "lora.targets are matched when the trainer starts: files of this model have other names than its layers"
         return
     modules = {name.rpartition(".")[0] for name in shapes}
-    linear = linear_layers(shapes)
-    targets, saved = match_targets(linear, modules, form.targets), match_saved(modules, form.saved)
+    linear, experts = linear_layers(shapes), expert_layers(shapes)
+    targets, saved = matched_layers(shapes, form), match_saved(modules, form.saved)
     _check_tied(folder, saved)
     if form.path is not None:
         _check_shapes(form, form.path, shapes)
-    size = adapter_parameters(form, shapes, targets, saved)
+    adapted = sum(map(of_experts, targets))
+    if adapted and form.dropout:
+        msg = (
+            f"lora.dropout = {form.dropout:g} with experts in lora.targets: PEFT drops no inputs of experts, "
+            "and could not read the adapter; set lora.dropout = 0"
+        )
+        raise ConfigError(msg)
+    size = adapter_parameters(form, shapes | experts, targets, saved)
     total = sum(math.prod(shape) for shape in shapes.values())
+    of_all = f"{len(targets) - adapted} of {len(linear)} linear layers"
+    if any(EXPERT in name for name in shapes):
+        of_all += f" and {adapted} of {len(experts)} tensors of experts" if adapted else ", none of experts"
     yield (
-        f"adapter: rank {form.rank}, scale {form.scale:g}, {len(targets)} of {len(linear)} linear layers, {size} "
-        f"parameters, {100 * size / total:.2g} % of the model"
-        + ("; its experts have no adapter" if any(EXPERT in name for name in shapes) else "")
+        f"adapter: rank {form.rank}, scale {form.scale:g}, {of_all}, {size} parameters, {100 * size / total:.2g} % of "
+        "the model"
     )
+
+
+def matched_layers(shapes: Mapping[str, list[int]], form: AdapterForm) -> list[str]:
+    """Return the layers that an adapter changes, from the files of a model folder; raises as `match_targets`."""
+    modules = {name.rpartition(".")[0] for name in shapes}
+    return match_targets(linear_layers(shapes), modules, form.targets, expert_layers(shapes))
 
 
 def linear_layers(shapes: Mapping[str, list[int]]) -> set[str]:
@@ -73,9 +93,34 @@ def linear_layers(shapes: Mapping[str, list[int]]) -> set[str]:
     return {name.removesuffix(".weight") for name, shape in shapes.items() if is_linear(name, shape)}
 
 
+def expert_layers(shapes: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """Return the tensors of experts as transformers holds them, with their shapes, from the files of a model folder.
+
+    Files hold them joined, or each matrix of each expert apart. Transposed tensors and those with biases are left out.
+    """
+    joined = {name: shape for name, shape in shapes.items() if of_experts(name)}
+    apart: dict[str, dict[str, list[int]]] = {}
+    for name, shape in shapes.items():
+        if (match := _MATRIX_OF_EXPERT.fullmatch(name)) is not None:
+            of_layer = apart.setdefault(match[1], {})
+            count = max(of_layer.get(match[3], [0])[0], int(match[2]) + 1)
+            of_layer[match[3]] = [count, *shape]
+    for layer, matrices in apart.items():
+        if matrices.keys() == {"gate", "up", "down"}:
+            experts, rows, columns = matrices["gate"]
+            joined |= {layer + GATE_UP: [experts, 2 * rows, columns], layer + EXPERTS_DOWN: matrices["down"]}
+    layers: dict[str, list[int]] = {}
+    for layer in sorted(name.removesuffix(GATE_UP) for name in joined if name.endswith(GATE_UP)):
+        gate_up, down = joined[layer + GATE_UP], joined.get(layer + EXPERTS_DOWN, [0, 0, 0])
+        if gate_up[1:] == [2 * down[2], down[1]] and f"{layer}{GATE_UP}_bias" not in shapes:
+            layers |= {layer + GATE_UP: gate_up, layer + EXPERTS_DOWN: down}
+    return layers
+
+
 def adapter_parameters(form: AdapterForm, shapes: Mapping[str, list[int]], targets: list[str], saved: list[str]) -> int:
-    """Return the number of trained parameters: rank * (in + out) of each target, and all of saved modules."""
-    of_targets = sum(form.rank * sum(shapes[f"{name}.weight"]) for name in targets)
+    """Return the number of trained parameters: rank * (in + out) of each matrix, and all of saved modules."""
+    weights = [shapes[weight_name(name)] for name in targets]
+    of_targets = sum(math.prod(shape[:-2]) * form.rank * sum(shape[-2:]) for shape in weights)
     return of_targets + sum(math.prod(shape) for n, shape in shapes.items() if n.rpartition(".")[0] in saved)
 
 
@@ -130,13 +175,14 @@ def _check_tied(folder: Path, saved: list[str]) -> None:
 
 def _check_shapes(form: AdapterForm, folder: Path, shapes: Mapping[str, list[int]]) -> None:
     """Compare the adapter to start from with the layers of the model."""
-    for stored, shape in tensors_of_folder(folder).items():
-        name = stored.removeprefix(PREFIX)
+    stored, known = stored_shapes(folder), dict(shapes) | expert_layers(shapes)
+    for name, given in own_names(folder).items():
         layer = name.removesuffix(DOWN).removesuffix(UP)
-        expected = shapes.get(name if layer == name else f"{layer}.weight")
+        expected = known.get(name if layer == name else weight_name(layer))
         if expected is not None and layer != name:
-            expected = [form.rank, expected[1]] if name.endswith(DOWN) else [expected[0], form.rank]
-        if shape != expected:
+            rank = math.prod(expected[:-2]) * form.rank
+            expected = [rank, expected[-1]] if name.endswith(DOWN) else [expected[-2], rank]
+        if (shape := stored[given]) != expected:
             msg = (
                 f"lora.path {folder} is an adapter of another model or rank: {name} has shape {shape}, with this model "
                 f"it has {expected}"

@@ -51,7 +51,7 @@ def refuse_shared_device(config: Config, role: str, setting: str) -> None:
     Raises:
         ConfigError: the role is in a group of placement.colocate whose members release their memory.
     """
-    if config.placement.release and config.placement.device_of(role) is not None:
+    if config.placement.leaves_device(role):
         msg = (
             f"{setting}: its server keeps its memory while other roles of placement.colocate compute; leave {role} out "
             "of the group, or choose an engine in the actor's process"

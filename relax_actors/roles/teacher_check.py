@@ -116,9 +116,22 @@ def _check_writes(role: CheckedTeacher, config: Config) -> Iterator[str]:
             "starts its servers, or set algorithm.distil.student_share = 1"
         )
         raise ConfigError(msg)
+    yield from _check_shared_gpu(config, setting)
     for folder in role.by_source.values():
         yield from check_frozen(config, config.rollout.backend, "rollout.backend", folder)
     yield "each rollout holds the teacher's weights beside those of the policy"
+
+
+def _check_shared_gpu(config: Config, setting: str) -> Iterator[str]:
+    """Check that a server of the policy leaves memory of its GPU to that of a teacher that writes."""
+    rollout = config.rollout
+    if rollout.backend != "sglang" or rollout.sglang.memory_fraction is not None or rollout.device == "cpu":
+        return
+    need = "the servers of policy and teacher share a GPU, and the first would take nearly all of its memory"
+    if rollout.device != "auto":
+        msg = f"{setting}: {need}; set rollout.sglang.memory_fraction, such as 0.5"
+        raise ConfigError(msg)
+    yield f"on a GPU {need}: set rollout.sglang.memory_fraction, such as 0.5"
 
 
 def _check_source(role: CheckedTeacher) -> None:

@@ -12,6 +12,7 @@ import secrets
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from broker.process import spawn
 from relax_actors.devices.binding import bind_to_cores
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols.server import ServerRecord, ServerSpec, answers, free_port, generates
+from relax_actors.errors import EngineError
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.isolation.proc import process
 from relax_actors.runtime.blackbox import BlackBox
@@ -54,7 +56,7 @@ class InferenceServerProcess:
         settings = folder.load_config().supervision
         heartbeat, self._longest_start = settings.heartbeat, settings.longest_start
         self._beats, self._answer = min(1.0, heartbeat / 4), heartbeat / 2
-        self._stop_requested = False
+        self._stop_requested, self._had_turn = False, True
         # A killed server leaves the names of its sockets behind.
         scratch = tempfile.mkdtemp(prefix="relax-server-")
         self._janitor = Janitor(scratch, spec.shared_memory)
@@ -83,6 +85,7 @@ class InferenceServerProcess:
         while not self._stop_requested:
             if (code := server.poll()) is not None:
                 return self._end_as(code)
+            self._watch_turn(ready=ready)
             now = time.monotonic()
             if now - beat >= self._beats:
                 beat = now
@@ -114,6 +117,24 @@ class InferenceServerProcess:
         while not (self._may_start() or self._stop_requested):
             self._box.beat()
             time.sleep(POLL_SECONDS)
+
+    def _watch_turn(self, *, ready: bool) -> None:
+        """After the turn of a server that is ready, have it leave its device."""
+        if not ready:
+            return
+        had_turn, self._had_turn = self._had_turn, self._may_start()
+        if had_turn and not self._had_turn:
+            threading.Thread(target=self._leave, name="leaving", daemon=True).start()
+
+    def _leave(self) -> None:
+        """Have the server leave the device after its actor's turn, or kill it: a killed actor has not released it."""
+        if self._spec.leave is None:
+            return
+        try:
+            self._spec.leave(self._record, self._may_start)
+        except EngineError as error:
+            self._status.failed(f"the server keeps the device after its actor's turn: {error}")
+            self._record.kill()
 
     def _responds(self, *, ready: bool) -> bool:
         if ready:

@@ -220,7 +220,10 @@ class Operations:
                 raise ConfigError(msg)
 
     def _is_late(self, operation: Operation) -> bool:
-        return self._times.age(operation.id) > self._seconds(operation)
+        """Whether the deadline of an operation is over; a role that moves has one to leave, and one to start."""
+        starts = operation.request.kind == "move_role" and operation.state in OUT[1:]
+        since = State.CREATING if starts else State.PENDING
+        return self._times.age(operation.id, since) > self._seconds(operation)
 
     def _seconds(self, operation: Operation) -> float:
         """Return the deadline of an operation in seconds."""

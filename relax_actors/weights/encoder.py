@@ -84,7 +84,7 @@ class LocalSource:
             left = {n: tensor.detach().to(published_dtype(n, self._dtype)) for n, tensor in self._read().items()}
         digest = weights.Fingerprint()
         for name in sorted(left):
-            tensor = left.pop(name)
+            tensor = left.pop(name).cpu()
             digest.add(name, tensor)
             take(name, tensor)
         self.prefixes = digest.prefixes

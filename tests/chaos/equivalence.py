@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +87,18 @@ def _strike_at_checkpoint(run: Run, kill: Kill) -> int:
     with held(run, kill.victim) as aim:
         for step in range(kill.step, kill.step + AIMS * CHECKPOINT_EVERY, CHECKPOINT_EVERY):
             # A checkpoint is written within milliseconds, so its writer is looked up beforehand.
-            wait_for_path(
-                lambda step=step: next(folder.glob(f".{step}.*"), None) or (folder if _passed(run, step) else None),
-                f"checkpoint {step}",
-                180,
-            )
+            wait_for_path(partial(_begun, run, folder, step), f"checkpoint {step}", 180)
             if aim.strike_while(lambda step=step: any(folder.glob(f".{step}.*.tmp"))):
                 return aim.pid
         return aim.strike()
+
+
+def _begun(run: Run, folder: Path, step: int) -> Path | None:
+    """Return the unfinished checkpoint of a step, or the folder once the step is over."""
+    for _ in range(100):  # the broker's answer takes as long as some checkpoints
+        if (path := next(folder.glob(f".{step}.*"), None)) is not None:
+            return path
+    return folder if _passed(run, step) else None
 
 
 def strike_server(run: Run, kill: Kill, tally: Tally, cluster: Cluster) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from broker.subjects import RowId
 from relax_actors.messages import Trajectory
-from tests.support.faults import box, hit, story_of
+from tests.support.faults import box, story_of
 from tests.support.gateways import AGENTS, address_of
+from tests.support.kills import kill_actors
 from tests.support.running import ON_POLICY, Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -145,14 +146,13 @@ def test_players_of_killed_agents_say_what_they_would_have_said(make_run: MakeRu
     )
     alone = make_run("calm", *settings, config=AGENTS).complete()
     run = make_run("killed", *settings, config=AGENTS).start()
-    for cell, victim in (
+    kills = [
         ("group.0.1.turns.0.2", "rollout.0"),
         ("group.1.0.turns.0.3", "gateway.0"),
         ("group.2.0.turns.0.2", "agent.0"),
         ("group.3.1.turns.0.2", "rollout.0"),
-    ):
-        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
-        hit(run, victim)
+    ]
+    kill_actors(run, kills)
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

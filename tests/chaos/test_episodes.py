@@ -9,6 +9,7 @@ import pytest
 
 from relax_actors.messages import Trajectory
 from tests.support.faults import story_of
+from tests.support.kills import kill_actors
 from tests.support.running import ON_POLICY, Run, processes_of, wait_until
 
 EPISODES = (
@@ -20,6 +21,13 @@ EPISODES = (
     "algorithm.whiten=tokens",
     "rollout.stop=['12', '77', '90']",
 )
+KILLS = (
+    ("group.1.0.prompt", "rollout.0"),
+    ("group.2.1.trajectory", "token_reward.0"),
+    ("batch.3", "trainer.0"),
+    ("group.5.0.token_reward", "advantages.0"),
+    ("batch.6", "trainer.0"),
+)
 
 
 @pytest.mark.slow
@@ -29,15 +37,7 @@ def test_killed_actors_do_not_change_the_weights_of_a_run_with_episodes(
 ) -> None:
     alone = make_run("calm", *ON_POLICY, *EPISODES).complete()
     run = make_run("killed", *ON_POLICY, *EPISODES).start()
-    for cell, victim in (
-        ("group.1.0.prompt", "rollout.0"),
-        ("group.2.1.trajectory", "token_reward.0"),
-        ("batch.3", "trainer.0"),
-        ("group.5.0.token_reward", "advantages.0"),
-        ("batch.6", "trainer.0"),
-    ):
-        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
-        run.kill(victim)
+    kill_actors(run, KILLS)
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

@@ -23,7 +23,7 @@ def test_stopped_supervisor_or_broker_is_killed_and_replaced(make_run: MakeRun, 
         wait_until(lambda step=step: run.table.get(f"relax.{run.name}.batch.{step}"), f"batch.{step}", 90)
         trainer = wait_until(lambda: run.pid_of("trainer.0"), "trainer")
         pid = hit(run, who, signal.SIGSTOP)
-        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"end of the stopped {who}", 30)
+        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"end of the stopped {who}")
         if who == "node":
             # A node that is still starting has a longer deadline than one that has started actors.
             wait_until(lambda old=trainer: run.pid_of("trainer.0") not in (None, old), "another trainer", 90)
@@ -44,7 +44,7 @@ def test_stopped_actors_are_killed_and_replaced(make_run: MakeRun) -> None:
     for step, actor in enumerate(("rollout.0", "reward.0", "advantages.0", "prompts.0", "trainer.0"), 2):
         wait_until(lambda step=step: run.table.get(f"relax.stopped.batch.{step}"), f"batch.{step}", 90)
         pid = hit(run, actor, signal.SIGSTOP)
-        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"end of the stopped {actor}", 30)
+        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"end of the stopped {actor}")
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

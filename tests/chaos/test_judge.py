@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from relax_actors.messages import Quarantined
-from tests.chaos.test_crash_equivalence import kill_at
-from tests.support.faults import story_of
+from tests.support.faults import story_of, wait_for_cell
 from tests.support.judges import TEMPLATE, plain_judge
+from tests.support.kills import kill_actors, stopped_root
 from tests.support.running import ON_POLICY, Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -30,12 +30,15 @@ def test_a_judge_that_fails_is_slow_and_is_killed_gives_the_same_weights(make_ru
     expected = make_run("calm", *judged(folder)).complete()
     bad = judged(folder, actor="'tiny_judges.BadJudge'")
     run = make_run("killed", *bad, "supervision.max_failures=50").start()
-    kill_at(run, "judge.0", "group.0.0.trajectory")
-    kill_at(run, "judge.1", "group.1.1.judge")
-    kill_at(run, "reward.0", "group.2.0.judge")
-    kill_at(run, "judge.0", "group.3.0.judge")
-    kill_at(run, "trainer.0", "batch.4")
-    kill_at(run, "judge.1", "weights.6")
+    kills = [
+        ("group.0.0.trajectory", "judge.0"),
+        ("group.1.1.judge", "judge.1"),
+        ("group.2.0.judge", "reward.0"),
+        ("group.3.0.judge", "judge.0"),
+        ("batch.4", "trainer.0"),
+        ("weights.6", "judge.1"),
+    ]
+    kill_actors(run, kills)
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
@@ -54,8 +57,9 @@ def test_a_row_without_a_grade_is_quarantined_with_the_reason_and_never_gets_0(
     bad = judged(folder, actor="'tiny_judges.BadJudge'", broken="true", replicas="1")
     run = make_run("broken", *bad, "run.steps=2", "trainer.prompts_per_step=4", "trainer.checkpoint_every=2").start()
     subject = f"relax.{run.name}.group.0.0.quarantined"
-    cell = wait_until(lambda: run.table.get(subject), "a quarantined row", 120)
-    quarantined = run.table.read(cell.data, Quarantined)
+    wait_for_cell(run, "group.0.0.prompt")
+    with stopped_root(run):
+        quarantined = wait_until(lambda: run.table.fetch(subject, Quarantined), "a quarantined row", 120)
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

@@ -6,12 +6,14 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from relax_actors.messages import Quarantined
-from tests.support.faults import hit, story_of, wait_for_cell, wait_for_path
+from tests.support.faults import has_written, story_of, wait_for_cell, wait_for_path
+from tests.support.kills import kill_at, stopped_root
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -20,8 +22,9 @@ MakeRun = Callable[..., Run]
 @pytest.mark.slow
 def test_run_ends_although_the_trainer_is_killed_in_its_last_step(make_run: MakeRun) -> None:
     run = make_run("lastkill").start()
-    wait_until(lambda: run.table.get("relax.lastkill.batch.7"), "batch.7", 90)
-    run.kill("trainer.0")
+    wait_for_cell(run, "batch.6")
+    with stopped_root(run):
+        kill_at(run, "trainer.0", "batch.7")
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
@@ -35,7 +38,7 @@ def test_weights_lost_with_the_store_are_rewritten(make_run: MakeRun) -> None:
     run.disconnect()
     assert run.process is not None
     run.process.terminate()
-    assert run.finish(30)[0] == 0
+    assert run.finish(60)[0] == 0
     shutil.rmtree(run.folder.root / "store")
     code, result, said = run.start().finish()
     assert code == 0, said
@@ -50,7 +53,7 @@ def test_run_without_its_broker_store_is_refused_and_keeps_its_checkpoints(make_
     run.disconnect()
     assert run.process is not None
     run.process.terminate()
-    assert run.finish(30)[0] == 0
+    assert run.finish(60)[0] == 0
     before = sorted(p.name for p in run.folder.checkpoints.iterdir())
     shutil.rmtree(run.folder.broker / "store")
     code, _, said = run.start().finish(60)
@@ -97,8 +100,10 @@ def test_killed_zygote_costs_restarts_only(make_run: MakeRun) -> None:
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
-    assert result["restarts"] >= 2
     assert (result["admitted"], result["trained"]) == (48, 48)
+    causes = [event["reason"] for event in story_of(run).of("crashed")]
+    assert len(causes) >= 2
+    assert {reason.rpartition(" ")[0] for reason in causes} == {"killed with zygote"}
 
 
 @pytest.mark.slow
@@ -120,13 +125,19 @@ def test_checkpoint_whose_writer_died_before_publishing_is_removed(make_run: Mak
         if run.table.get(f"relax.unpublished.checkpoint.{path.name.split('.')[0]}") is None:
             orphans.append(path)
         else:
-            trainer = wait_until(lambda old=trainer: (p := run.pid_of("trainer.0")) != old and p, "a new trainer", 30)
+            trainer = wait_until(lambda old=trainer: (p := run.pid_of("trainer.0")) != old and p, "a new trainer")
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
     assert result["trained"] == 160
     named = [Path(cell.path).name for _, cell in sorted(story_of(run).values("checkpoint").items())[-2:]]
     assert sorted(path.name for path in run.folder.checkpoints.iterdir()) == sorted(named)
+
+
+def has_held_out_rows(run: Run, version: int) -> bool:
+    """Whether the evaluation of a version has begun."""
+    begun = run.table.count_cells(f"relax.{run.name}.eval.{version}.*.prompt")
+    return begun > 0 or has_written(run, f"evaluation.{version}")
 
 
 @pytest.mark.slow
@@ -142,18 +153,17 @@ def test_killed_evaluator_repeats_its_requests_and_every_version_is_evaluated(ma
         "supervision.intensity=50",
         "supervision.ack_wait=1",
     ).start()
-    for version in (0, 2, 4, 6, 8):
-        wait_for_cell(run, f"weights.{version}")
-        if version % 4 == 0:
-            wait_until(
-                lambda v=version: run.table.count_cells(f"relax.evaluator.eval.{v}.*.prompt"), "a held-out prompt", 60
-            )
-        hit(run, "evaluator.0")
+    wait_for_cell(run, "weights.0")
+    with stopped_root(run):
+        for version in (0, 2, 4, 6, 8):
+            wait_for_cell(run, f"weights.{version}")
+            if version % 4 == 0:
+                wait_until(partial(has_held_out_rows, run, version), "a held-out prompt", 60)
+            kill_at(run, "evaluator.0", f"weights.{version}")
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
     assert result["trained"] == 32
     story = story_of(run)
-    assert len([e for e in story.of("crashed") if e["role"] == "evaluator"]) >= 4
     scored = {version: cell["rows"] for version, cell in story.values("evaluation").items()}
     assert scored == dict.fromkeys((0, 2, 4, 6, 8), 6)

@@ -22,7 +22,7 @@ skip_if_missing()
 
 RANKS = (
     *ON_POLICY,
-    "run.steps=6",
+    "run.steps=10",
     "rollout.max_tokens=4",
     "model.architecture.num_key_value_heads=2",
     "trainer.backend=megatron",

@@ -17,7 +17,8 @@ from relax_actors.data.prompt_maker import open_data
 from relax_actors.messages import Quarantined
 from relax_actors.monitoring.connection import connected
 from relax_actors.runtime.row_order import RowOrder
-from tests.support.faults import hit, story_of
+from tests.support.faults import story_of
+from tests.support.kills import kill_actors
 from tests.support.running import SUPPORT, Run, processes_of, wait_until
 
 PLAIN = '[data]\nkind = "python"\nfunction = "tiny_tasks.make"\nsize = 30\n'
@@ -39,7 +40,7 @@ weight = 0.4
 FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2", "supervision.ack_wait=1")
 WORDS, SUMS, EPOCHS = 24, 16, 2
 ROWS = EPOCHS * (WORDS + SUMS)
-VICTIMS = ("prompts.0", "trainer.0", "examples.0")
+KILLS = (("batch.0", "prompts.0"), ("batch.3", "trainer.0"), ("batch.6", "examples.0"))
 
 
 @pytest.fixture
@@ -78,9 +79,7 @@ def test_killed_run_ends_with_the_bits_of_one_that_got_more_epochs_after_its_end
     calm = make_run("calm", *settings, config=mixed).complete()
     assert (calm["steps"], calm["trained"], calm["admitted"]) == (ROWS // 8, ROWS, ROWS)
     run = make_run("killed", *settings, *FAST, config=mixed).start()
-    for step, victim in zip((0, 3, 6), VICTIMS, strict=True):
-        wait_until(lambda step=step: run.table.get(f"relax.killed.batch.{step}"), f"batch.{step}", 60)
-        hit(run, victim)
+    kill_actors(run, KILLS)
     run.disconnect()
     assert run.process is not None
     run.process.kill()  # and then the same command

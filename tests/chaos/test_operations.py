@@ -47,7 +47,7 @@ def ends_well(run: Run, calm: Run) -> None:
     wait_until(lambda: (last := run.table.fetch_last("weights", Weights)) and last.version > 0, "a trained step", 120)
     port = port_of(run)
     run.end_in_order()
-    wait_until(lambda: not leftovers(run, port), "end of all processes", 30)
+    wait_until(lambda: not leftovers(run, port), "end of all processes")
     story = story_of(run)
     assert story.of("row_lost") == []
     assert story.of("row_quarantined") == []

@@ -65,7 +65,7 @@ def test_tree_shows_state_incarnation_and_activity_of_each_actor(make_run: MakeR
     run = make_run("shown", "run.steps=2000", "rollout.max_tokens=40").start()
     wait_until(lambda: run.table.get("relax.shown.batch.0"), "batch.0", 90)
     pid = run.kill("reward.0")
-    wait_until(lambda: run.pid_of("reward.0") not in (None, pid), "next incarnation of reward", 30)
+    wait_until(lambda: run.pid_of("reward.0") not in (None, pid), "next incarnation of reward")
 
     def tree() -> str | None:
         text = relax("tree", "shown", cwd=tmp_path).stdout

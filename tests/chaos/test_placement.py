@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.test_crash_equivalence import kill_at
-from tests.support.faults import Story, story_of
+from tests.support.faults import Story, story_of, wait_for_cell
 from tests.support.killed_ranks import rank_of
+from tests.support.kills import kill_actors, kill_at, stopped_root
 from tests.support.running import ON_POLICY, Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -55,14 +55,17 @@ def test_hybrid_separate_and_colocated_runs_end_with_the_same_weights(make_run: 
 def test_kills_of_scoring_roles_and_trainer_do_not_change_the_weights(make_run: MakeRun) -> None:
     expected = complete(make_run("calm", *BOTH))
     run = make_run("killed", COLOCATED, *BOTH).start()
-    kill_at(run, "reference.0", "group.0.0.trajectory")
-    kill_at(run, "actor_fwd.0", "group.1.1.trajectory")
-    kill_at(run, "trainer.0", "batch.1")
-    kill_at(run, "actor_fwd.0", "group.2.0.prompt")
-    kill_at(run, "trainer.0", "group.3.0.reference")
-    kill_at(run, "reference.0", "group.4.1.reference")
-    kill_at(run, "rollout.0", "weights.5")
-    kill_at(run, "trainer.0", "weights.6")
+    kills = [
+        ("group.0.0.trajectory", "reference.0"),
+        ("group.1.1.trajectory", "actor_fwd.0"),
+        ("batch.1", "trainer.0"),
+        ("group.2.0.prompt", "actor_fwd.0"),
+        ("group.3.0.reference", "trainer.0"),
+        ("group.4.1.reference", "reference.0"),
+        ("weights.5", "rollout.0"),
+        ("weights.6", "trainer.0"),
+    ]
+    kill_actors(run, kills)
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
@@ -70,7 +73,7 @@ def test_kills_of_scoring_roles_and_trainer_do_not_change_the_weights(make_run: 
     assert (result["admitted"], result["trained"]) == (32, 32)
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
     story = story_of(run)
-    assert {e["role"] for e in story.of("restarted")} == {"reference", "actor_fwd", "trainer", "rollout"}
+    assert {e["role"] for e in story.of("crashed")} == {"reference", "actor_fwd", "trainer", "rollout"}
     assert story.of("replay_diverged") == []
 
 
@@ -93,8 +96,10 @@ def test_off_policy_proximal_log_probs_follow_the_weights_and_the_ledger_adds_up
         "algorithm.kl.coefficient=0.1",
         "rollout.max_tokens=24",
     ).start()
-    kill_at(run, "actor_fwd.1", "batch.3")
-    ledger = run.ledger()
+    wait_for_cell(run, "batch.3")
+    with stopped_root(run):
+        kill_at(run, "actor_fwd.1", "batch.3")
+        ledger = run.ledger()
     assert ledger.violations() == []
     run.disconnect()
     code, result, said = run.finish()
@@ -116,7 +121,7 @@ def test_off_policy_proximal_log_probs_follow_the_weights_and_the_ledger_adds_up
 LEAVES = (
     "placement.release=disk",
     "placement.colocate=[['rollout', 'trainer']]",
-    "run.steps=8",
+    "run.steps=12",
     "model.architecture.hidden_size=512",
     "model.architecture.intermediate_size=2048",
     *ON_POLICY,
@@ -181,6 +186,6 @@ def test_kills_while_memory_leaves_and_returns_change_no_bit(make_run: MakeRun, 
     code, result, said = run.finish()
     assert code == 0, said
     assert result["weights_fingerprint"] == expected
-    assert (result["trained"], result["dropped"], result["quarantined"], result["in_flight"]) == (32, 0, 0, 0)
+    assert (result["trained"], result["dropped"], result["quarantined"], result["in_flight"]) == (48, 0, 0, 0)
     assert story_of(run).of("replay_diverged") == []
     assert sorted(path.suffix for path in run.folder.device_lock("0").parent.iterdir()) == [".lock", ".next"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from broker.subjects import RowId
 from relax_actors.runtime.blackbox import BlackBox
-from tests.support.running import Run, processes_of, wait_until
+from tests.support.faults import has_written, hit
+from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
 ROWS = range(4)
@@ -28,7 +26,7 @@ def wait_until_reward_holds_a_whole_step(run: Run, first: int) -> int:
     def holds() -> bool:
         nonlocal step
         rows = [RowId(step, i) for i in ROWS]
-        if any(table.get_all(table.subject(row, "reward") for row in rows)):
+        if any(has_written(run, f"{row}.reward") for row in rows):
             step += 1
             return False
         cells = table.get_all(table.subject(row, "trajectory") for row in rows)
@@ -50,10 +48,7 @@ def test_rows_of_a_killed_actor_or_node_go_to_others_at_once(make_run: MakeRun) 
     run.kill("reward.0")
     wait_until(lambda: run.table.get(f"relax.handover.batch.{step}"), f"batch.{step}", 60)
     step = wait_until_reward_holds_a_whole_step(run, step + 1)
-    node = next(
-        pid for pid in processes_of(run.folder.root) if b"supervision.node" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
-    os.kill(node, signal.SIGKILL)
+    hit(run, "node")
     wait_until(lambda: run.table.get(f"relax.handover.batch.{step}"), f"batch.{step}", 120)
     run.disconnect()
     code, result, said = run.finish(120)

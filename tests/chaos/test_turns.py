@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from relax_actors.messages import SessionLog
-from tests.support.faults import hit, story_of
+from tests.support.faults import hit, story_of, wait_for_cell
+from tests.support.kills import kill_actors
 from tests.support.running import IMAGES, ON_POLICY, Run, processes_of, wait_until
 from tests.support.turn_counter import TurnCounter
 
@@ -62,7 +63,7 @@ def test_killed_episodes_continue_at_their_turn(settings: tuple[str, ...], make_
     run = make_run("killed", *ON_POLICY, *EPISODES, *settings).start()
     counter = TurnCounter(run)
     for cell, victim in KILLS:
-        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
+        wait_for_cell(run, cell, 180)
         hit(run, victim)
     run.disconnect()
     code, result, said = run.finish()
@@ -110,9 +111,7 @@ def test_killed_episodes_with_pictures_continue_at_their_turn(make_run: Callable
     alone = make_run("calm", *ON_POLICY, *PICTURES, config=IMAGES).complete()
     run = make_run("killed", *ON_POLICY, *PICTURES, config=IMAGES).start()
     counter = TurnCounter(run)
-    for cell, victim in PICTURE_KILLS:
-        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
-        hit(run, victim)
+    kill_actors(run, PICTURE_KILLS)
     run.disconnect()
     code, result, said = run.finish()
     counter.close()

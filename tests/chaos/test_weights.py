@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from relax_actors.messages import Trajectory, Weights
-from tests.chaos.test_crash_equivalence import ON_POLICY, kill_at, written
-from tests.support.faults import story_of
-from tests.support.running import Run, wait_until
+from tests.support.faults import story_of, wait_for_cell
+from tests.support.kills import kill_at, stopped_root
+from tests.support.running import ON_POLICY, Run
 
 MakeRun = Callable[..., Run]
 SMALL_STEPS = (*ON_POLICY, "trainer.precision=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=3")
@@ -22,19 +22,19 @@ OVERFLOWS = (*ON_POLICY, "trainer.precision=float16", "trainer.loss_scale.initia
 def test_run_with_deltas_and_kills_ends_with_the_weights_of_a_run_without(make_run: MakeRun) -> None:
     full_sets = make_run("whole", *SMALL_STEPS, "weights.delta=off").complete()["weights_fingerprint"]
     run = make_run("deltas", *SMALL_STEPS).start()
-    kill_at(run, "rollout.0", "weights.2")  # its next incarnation joins late: a full set and deltas
-    kill_at(run, "trainer.0", "batch.3")  # its next incarnation has no delta base before its first replayed step
-    wait_until(lambda: written(run, "weights.4"), "weights.4", 120)
-    run.kill("rollout.0")
-    kill_at(run, "trainer.0", "weights.6")
-    wait_until(lambda: written(run, "weights.8"), "weights.8", 120)
-    table = run.table
-    published = {version: table.fetch(table.subjects.numbered("weights", version), Weights) for version in range(9)}
-    served: dict[int, str] = {}
-    for _, cell in table.snapshot([table.subjects.column("trajectory")]):
-        found = table.read(cell.data, Trajectory)
-        assert set(found.fingerprint_by_version) == set(found.versions.tolist())
-        served |= found.fingerprint_by_version
+    wait_for_cell(run, "weights.2")
+    table, served = run.table, dict[int, str]()
+    with stopped_root(run):
+        kill_at(run, "rollout.0", "weights.2")  # its next incarnation joins late: a full set and deltas
+        kill_at(run, "trainer.0", "batch.3")  # its next incarnation has no delta base before its first replayed step
+        kill_at(run, "rollout.0", "weights.4")
+        kill_at(run, "trainer.0", "weights.6")
+        wait_for_cell(run, "weights.8")
+        published = {version: table.fetch(table.subjects.numbered("weights", version), Weights) for version in range(9)}
+        for _, cell in table.snapshot([table.subjects.column("trajectory")]):
+            found = table.read(cell.data, Trajectory)
+            assert set(found.fingerprint_by_version) == set(found.versions.tolist())
+            served |= found.fingerprint_by_version
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
@@ -51,11 +51,13 @@ def test_run_with_deltas_and_kills_ends_with_the_weights_of_a_run_without(make_r
 def test_killed_run_in_float16_skips_the_same_updates(make_run: MakeRun) -> None:
     undisturbed = make_run("whole", *OVERFLOWS).complete()["weights_fingerprint"]
     run = make_run("killed", *OVERFLOWS).start()
-    kill_at(run, "trainer.0", "weights.1")  # whose update was skipped
-    kill_at(run, "trainer.0", "batch.5")
-    wait_until(lambda: written(run, "weights.8"), "weights.8", 120)
+    wait_for_cell(run, "weights.1")
     table = run.table
-    published = [table.fetch(table.subjects.numbered("weights", version), Weights) for version in range(9)]
+    with stopped_root(run):
+        kill_at(run, "trainer.0", "weights.1")  # whose update was skipped
+        kill_at(run, "trainer.0", "batch.5")
+        wait_for_cell(run, "weights.8")
+        published = [table.fetch(table.subjects.numbered("weights", version), Weights) for version in range(9)]
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

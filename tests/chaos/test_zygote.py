@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.faults import hit, story_of, wait_for_cell
+from tests.support.faults import hit, log_of, story_of, wait_for_cell
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -26,11 +26,12 @@ def test_large_pool_survives_the_death_of_its_zygote_at_default_settings(
     hit(run, "zygote", other_than=pid)
     last = max(story_of(run).values("batch"))
     wait_for_cell(run, f"batch.{last + 4}")
+    every = {f"rollout.{n}" for n in range(6)}
+    wait_until(lambda: {a for a in every if log_of(run.table, f"event.{a}.restarted")} == every, "all rollouts", 120)
     story = story_of(run)
     reasons = {event["reason"] for event in story.of("crashed")}
     assert "killed with zygote 1" in reasons
     assert all("zygote" in reason for reason in reasons), reasons
-    assert {event["n"] for event in story.of("restarted") if event["role"] == "rollout"} == set(range(6))
     assert story.of("gave_up") == []
     run.end_in_order()
 
@@ -40,9 +41,7 @@ def test_large_pool_survives_the_death_of_its_zygote_at_default_settings(
 def test_external_kills_do_not_end_a_run(make_run: MakeRun) -> None:
     run = make_run("often", "run.steps=3000", "supervision.intensity=1", "supervision.backoff_max=0.2").start()
     wait_for_cell(run, "batch.2")
-    pid = None
-    for _ in range(8):
-        pid = hit(run, "rollout.0", other_than=pid)
-        ready = len(story_of(run).of("ready"))
-        wait_until(lambda ready=ready: len(story_of(run).of("ready")) > ready, "the next incarnation", 60)
+    for n in range(1, 9):
+        wait_until(lambda n=n: len(log_of(run.table, "event.rollout.0.ready")) >= n, "the next incarnation", 60)
+        hit(run, "rollout.0")
     run.end_in_order()

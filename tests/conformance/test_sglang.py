@@ -15,6 +15,7 @@ import pytest
 from relax_actors.config import Config
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.engines.sglang.engine import SglangEngine
+from relax_actors.engines.sglang.server import Server
 from relax_actors.engines.sglang.teacher import SglangTeacher
 from relax_actors.engines.torch.scorer import TorchTeacher
 from relax_actors.errors import ActorError
@@ -71,26 +72,27 @@ class TestSglangEngine(LanguageModelConformance, RowsJoin, FollowsGrammars):
         remote.close()
 
 
-def test_server_that_left_its_device_goes_on_also_with_the_next_incarnation(server: Kept, tmp_path: Path) -> None:
+def test_server_that_left_its_device_goes_on_with_the_next_incarnation(server: Kept, tmp_path: Path) -> None:
     requests = [request_of("12>", seed, samples=2, greedy_samples=2, max_tokens=8) for seed in range(2)]
+    control = Server(server.record)
     with engine_of(server) as engine:
         engine.load(3, *publish(random_weights(server.config), tmp_path / "published"))
         before = engine.generate(requests, lambda: None)
-        for _ in range(2):
-            engine.release_memory(None)
-            engine.release_memory(None)
-            engine.resume_memory()
-            engine.resume_memory()
-        after = engine.generate(requests, lambda: None)
+        assert engine.release_memory(None) == engine.resume_memory() == 0, "a server on a CPU keeps its memory"
         starts = server.starts
-        engine.release_memory(None)
+    control.leave(lambda: False)
+    assert control.identity().startswith("3:"), "nor does its keeper have it leave"
+    assert control.is_idle()
+    control.release_memory()
+    assert control.identity().startswith("away:3:")
     with engine_of(server) as engine:
         engine.load(3, *publish(random_weights(server.config), tmp_path / "published"))
         later = engine.generate(requests, lambda: None)
-    for one, *others in zip(*(chain.from_iterable(each) for each in (before, after, later)), strict=True):
-        for other in others:
-            assert one.tokens.tolist() == other.tokens.tolist()
-            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+    for one, other in zip(*(chain.from_iterable(each) for each in (before, later)), strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+    assert not control.resume_memory(), "the next incarnation has had it return"
+    control.close()
     assert server.starts == starts
 
 

@@ -56,7 +56,7 @@ def test_killed_console_loses_and_doubles_no_message(written: WrittenRun) -> Non
             wait_until(lambda known=201 * kills: len(client.sequences) > known + 20, "messages")
             console.kill()
     total = 3 * 201
-    wait_until(lambda: len(client.sequences) >= total, "all messages", 30)
+    wait_until(lambda: len(client.sequences) >= total, "all messages")
     client.halt.set()
     console.stop()
     assert client.sequences == list(range(1, total + 1))

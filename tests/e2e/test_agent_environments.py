@@ -9,6 +9,7 @@ import pytest
 from relax_actors.messages import Trajectory
 from tests.support.faults import story_of, wait_for_cell
 from tests.support.gateways import AGENTS
+from tests.support.kills import kill_at, stopped_root
 from tests.support.running import Run, wait_until
 
 SETTINGS = (
@@ -27,10 +28,11 @@ SETTINGS = (
 def test_agents_play_the_environment_of_the_run_and_kills_repeat_no_step(make_run: Callable[..., Run]) -> None:
     run = make_run("act", *SETTINGS, config=AGENTS).start()
     subject = f"relax.{run.name}.group.3.0.trajectory"
-    for cell, victim in (("group.1.0.turns.0.4", "rollout.0"), ("group.2.0.turns.0.4", "environment.0")):
-        wait_for_cell(run, cell, 300)
-        run.kill(victim)
-    trajectory = wait_until(lambda: run.table.fetch(subject, Trajectory), "trajectory", 300)
+    wait_for_cell(run, "group.1.0.turns.0.4", 300)
+    with stopped_root(run):
+        kill_at(run, "rollout.0", "group.1.0.turns.0.4")
+        kill_at(run, "environment.0", "group.2.0.turns.0.4")
+        trajectory = wait_until(lambda: run.table.fetch(subject, Trajectory), "trajectory", 300)
     assert isinstance(trajectory, Trajectory)
     run.disconnect()
     code, result, said = run.finish(600)

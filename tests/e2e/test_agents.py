@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from relax_actors.messages import FinishReason, Trajectory
-from tests.support.faults import story_of
+from tests.support.faults import story_of, wait_for_cell
 from tests.support.gateways import AGENTS, address_of
+from tests.support.kills import kill_actors, stopped_root
 from tests.support.running import Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
@@ -39,23 +40,27 @@ def trajectories(run: Run) -> list[Trajectory]:
     return [found for subject in subjects if (found := run.table.fetch(subject, Trajectory)) is not None]
 
 
+def trajectories_at(run: Run, cell: str) -> list[Trajectory]:
+    """Trajectories of a run that has written a cell, and does not end meanwhile."""
+    wait_for_cell(run, "group.0.0.prompt", 240)
+    with stopped_root(run):
+        wait_for_cell(run, cell, 240)
+        return trajectories(run)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_conversations_of_an_sdk_are_trained_with_the_log_probs_of_the_rollout(make_run: MakeRun) -> None:
     settings = ["agent.function=tiny_agents.play", "trainer.checkpoint_every=100", "run.steps=6", *REWARD]
     settings.append("staleness.max=0")  # so that the trainer has the weights that sampled
     run = make_run("sdk", *settings, config=AGENTS).start()
-    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.0"), "batch.0", 240)
-    seen: dict[tuple[int, ...], Trajectory] = {}
-    while not run.table.get(f"relax.{run.name}.batch.2"):
-        for trajectory in trajectories(run):
-            seen[tuple(trajectory.token_ids.tolist())] = trajectory
-    assert seen
+    seen = trajectories_at(run, "batch.2")
+    assert len(seen) >= 6
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
     assert (result["steps"], result["trained"]) == (6, 12)
-    for trajectory in seen.values():
+    for trajectory in seen:
         assert trajectory.metrics["turns"] == [3.0, 3.0]
         # An answer that was cut off is not continued: the template would close it with a token that was not sampled.
         spans = [
@@ -108,8 +113,7 @@ def test_players_of_an_agent_have_rewards_of_their_own_and_one_of_them_is_traine
     settings = ["agent.function=tiny_agents.duel", "agent.players=['solver', 'critic']", "agent.trained=['critic']"]
     settings += ["trainer.checkpoint_every=100", "run.steps=3", "staleness.max=0", *REWARD]
     run = make_run("players", *settings, config=AGENTS).start()
-    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.1"), "batch.1", 240)
-    found = trajectories(run)
+    found = trajectories_at(run, "batch.1")
     assert found
     for trajectory in found:
         assert trajectory.metrics["turns"] == [6.0, 6.0], "two of the solver, two times two of the critic"
@@ -135,8 +139,7 @@ def test_players_of_an_agent_have_rewards_of_their_own_and_one_of_them_is_traine
 def test_a_sample_whose_agent_failed_is_trained_with_reward_0(make_run: MakeRun) -> None:
     settings = ["agent.function=tiny_agents.fail_once", "agent.on_error=zero", "agent.retries=0", "run.steps=3"]
     run = make_run("zero", *settings, "trainer.checkpoint_every=100", config=AGENTS).start()
-    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.1"), "batch.1", 240)
-    found = trajectories(run)
+    found = trajectories_at(run, "batch.1")
     assert found
     for trajectory in found:
         assert trajectory.finish_reasons == [FinishReason.ERROR, FinishReason.STOP]
@@ -166,8 +169,7 @@ def test_agents_that_always_fail_stop_the_run(make_run: MakeRun) -> None:
 def test_a_sample_without_a_reward_is_left_out_of_its_group_and_named(make_run: MakeRun) -> None:
     settings = ["agent.function=tiny_agents.forget_reward", "rollout.group_size=3", "run.steps=2", *REWARD]
     run = make_run("noreward", *settings, "trainer.checkpoint_every=100", config=AGENTS).start()
-    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.0"), "batch.0", 240)
-    found = trajectories(run)
+    found = trajectories_at(run, "batch.0")
     assert found
     for trajectory in found:
         assert trajectory.finish_reasons == [FinishReason.STOP, FinishReason.STOP]
@@ -185,8 +187,7 @@ def test_a_sample_without_a_reward_is_left_out_of_its_group_and_named(make_run: 
 def test_an_agent_that_never_answers_ends_its_sample_after_agent_seconds(make_run: MakeRun) -> None:
     settings = ["agent.function=tiny_agents.hang", "agent.seconds=6", "run.steps=2", *REWARD]
     run = make_run("hanging", *settings, "trainer.checkpoint_every=100", config=AGENTS).start()
-    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.0"), "batch.0", 240)
-    found = trajectories(run)
+    found = trajectories_at(run, "batch.0")
     assert found
     for trajectory in found:
         assert trajectory.finish_reasons[0] == FinishReason.TIMEOUT
@@ -229,9 +230,8 @@ def test_command_agents_are_killed_with_everything_else_and_no_sample_is_lost(
         *REWARD,
     ]
     run = make_run("killed", *settings, config=AGENTS).start()
-    for number, actor in enumerate(("gateway.0", "rollout.0", "agent.0", "gateway.0", "rollout.0", "agent.0")):
-        wait_until(lambda n=number: run.table.get(f"relax.{run.name}.batch.{n}"), f"batch.{number}", 240)
-        run.kill(actor)
+    actors = ("gateway.0", "rollout.0", "agent.0") * 2
+    kill_actors(run, ((f"batch.{number}", actor) for number, actor in enumerate(actors)))
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

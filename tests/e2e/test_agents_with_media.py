@@ -10,8 +10,9 @@ import openai
 import pytest
 
 from relax_actors.messages import Trajectory
-from tests.support.faults import story_of
+from tests.support.faults import story_of, wait_for_cell
 from tests.support.gateways import address_of
+from tests.support.kills import stopped_root
 from tests.support.media_gateway import picture, user
 from tests.support.running import SUPPORT, Run, wait_until
 from tests.support.sglang_servers import skip_if_missing
@@ -46,9 +47,10 @@ def test_pictures_of_agents_are_read_and_trained_after_a_kill(make_run: Callable
         skip_if_missing()
     run = make_run("seen", *SETTINGS, *(SERVED if backend == "sglang" else ()), config=IMAGES).start()
     subject = f"relax.{run.name}.group.1.0.trajectory"
-    wait_until(lambda: run.table.get(f"relax.{run.name}.group.1.0.turns.0.2"), "turns of a row", 600)
+    wait_for_cell(run, "group.1.0.turns.0.2", 600)
     run.kill("rollout.0")
-    trajectory = wait_until(lambda: run.table.fetch(subject, Trajectory), "trajectory", 600)
+    with stopped_root(run):
+        trajectory = wait_until(lambda: run.table.fetch(subject, Trajectory), "trajectory", 600)
     assert isinstance(trajectory, Trajectory)
     run.disconnect()
     code, result, said = run.finish(900)

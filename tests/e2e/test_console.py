@@ -18,18 +18,25 @@ from tests.support.consoles import log_of
 from tests.support.running import ON_POLICY, TINY, processes_of, relax, wait_until
 
 pytestmark = pytest.mark.slow
+GATED = ("reward.function=tiny_tasks.gated_share_of_sevens", "reward.deadline=600")
 
 
 def consoles(folder: Path) -> list[int]:
     """Processes of the console of a run."""
-    return [pid for pid in processes_of(folder) if b"--listen-fd" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return processes_of(folder, "--listen-fd")
 
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "relax_actors.cli.main", "up", str(TINY), "run.name=seen", "run.steps=60"]
+    """A run that makes no step before the file `gate` exists."""
+    command = [sys.executable, "-m", "relax_actors.cli.main", "up", str(TINY), "run.name=seen", *GATED, *ON_POLICY]
     process = subprocess.Popen(
-        [*command, *ON_POLICY], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"GATE": str(tmp_path / "gate")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     yield process
     if process.poll() is None:
@@ -56,6 +63,7 @@ def test_console_of_a_run_is_killed_and_comes_back(up: subprocess.Popen[str], tm
     assert again.stdout == f"console of run seen: {url}/#token={token}\n", "the console that is up is shown"
     (pid,) = consoles(folder.root)
     os.kill(pid, signal.SIGSTOP)  # so that it does not end in order
+    (tmp_path / "gate").touch()
     wait_until(folder.summary.exists, "the result", 120)
     assert consoles(folder.root) == [pid], "the result is written before the console ends"
     said = up.stdout.read()

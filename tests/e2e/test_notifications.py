@@ -21,15 +21,7 @@ def hook() -> Iterator[Hook]:
 
 
 def notifiers(run: Run) -> list[int]:
-    return [pid for pid in processes_of(run.folder.root) if is_notifier(pid)]
-
-
-def is_notifier(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 the process may end meanwhile
-            return b"\0notify\0" in file.read()
-    except OSError:
-        return False
+    return processes_of(run.folder.root, "\0notify\0")
 
 
 def test_killed_notifier_repeats_nothing_and_the_run_does_not_notice(make_run: Callable[..., Run], hook: Hook) -> None:

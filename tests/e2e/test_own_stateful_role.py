@@ -7,7 +7,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from broker.connection import Connection
 from broker.store import Store
 from broker.subjects import Subjects
 from broker.table import Table
+from tests.support.faults import command_of
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.nodes import Node
 from tests.support.running import Run, processes_of, wait_until
@@ -36,10 +36,7 @@ def audited(make_guarded: MakeGuarded, make_run: Callable[..., Run]) -> tuple[Gu
 
 
 def auditor_process(node: Node) -> int | None:
-    for pid in processes_of(node.work):
-        if "actor_process" in (command := Path(f"/proc/{pid}/cmdline").read_bytes().decode()) and "auditor" in command:
-            return pid
-    return None
+    return next((pid for pid in processes_of(node.work, "actor_process") if "auditor" in command_of(pid)), None)
 
 
 @pytest.mark.slow

@@ -115,16 +115,17 @@ def test_a_finished_run_has_its_last_steps_and_evaluations(make_run: Callable[..
 def test_rows_wait_for_a_stopped_recorder_within_a_bound(make_run: Callable[..., Run]) -> None:
     run = make_run("awaited", "run.steps=1000000").start()
     recorder = hit(run, "recorder", signal.SIGSTOP)
-    first = wait_until(lambda: story_of(run).floor, "a floor", 120)
-    assert oldest_step(run) == 0 or first > MAX_STEPS
+    wait_until(lambda: story_of(run).floor, "a floor", 120)
+    assert oldest_step(run) == 0 or story_of(run).floor > MAX_STEPS
     wait_until(lambda: story_of(run).floor > MAX_STEPS + 10, "a floor beyond the bound", 120)
     floor = story_of(run).floor
-    wait_until(lambda: oldest_step(run) >= floor - MAX_STEPS, "collected steps")
+    wait_until(lambda: oldest_step(run) >= floor - MAX_STEPS, "collected steps", 120)
     oldest = oldest_step(run)
     os.kill(recorder, signal.SIGCONT)
     record = Record(run.folder.record)
     last = wait_until(lambda: max(record.steps(), default=0), "recorded steps")
-    wait_until(lambda: oldest_step(run) > last, "collected rows of recorded steps")
+    floor = story_of(run).floor
+    wait_until(lambda: oldest_step(run) > last, "collected rows of recorded steps", 120)
     run.end_in_order()
     lost = [step for step in record.steps() if (found := record.step(step)) is not None and found.collected]
     assert 0 < oldest <= len(lost) < floor

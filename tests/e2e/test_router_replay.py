@@ -12,6 +12,8 @@ from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Trajectory
 from relax_actors.messages.experts import invalid_reason
+from tests.support.faults import wait_for_cell
+from tests.support.kills import stopped_root
 from tests.support.running import Run, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo" / "moe.toml"
@@ -35,7 +37,10 @@ def test_run_records_and_replays_the_experts_of_its_rollouts(make_run: Callable[
     backends = [f"{where}.backend={backend}" for where in ("trainer", "roles.actor_fwd", "roles.reference")]
     settings = (*REPLAYED, *ALGORITHM, *backends, "trainer.checkpoint_every=100")
     run = make_run("moe", *settings).start()
-    found = wait_until(lambda: run.table.fetch(f"relax.{run.name}.group.1.0.trajectory", Trajectory), "trajectory", 120)
+    subject = f"relax.{run.name}.group.1.0.trajectory"
+    wait_for_cell(run, "group.0.0.prompt")
+    with stopped_root(run):
+        found = wait_until(lambda: run.table.fetch(subject, Trajectory), "trajectory", 120)
     assert found.routed_experts.shape == (found.lengths.sum(), 2, 2)
     assert found.prompt_experts.shape == (1, len(found.prompt_tokens) - 1, 2, 2)
     assert found.routed_experts.dtype == np.uint8

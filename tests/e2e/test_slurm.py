@@ -19,11 +19,27 @@ from tests.support.slurm import SlurmCluster, needs_slurm
 
 NAME = "batched"
 SAME = ("weights_fingerprint", "admitted", "trained", "dropped", "quarantined", "in_flight")
-SETTINGS = (f"run.name={NAME}", "run.steps=120", "trainer.checkpoint_every=20", *ON_POLICY)
+SETTINGS = (
+    f"run.name={NAME}",
+    "run.steps=120",
+    "trainer.checkpoint_every=20",
+    "reward.function=tiny_tasks.gated_share_of_sevens",
+    "reward.deadline=600",
+    *ON_POLICY,
+)
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """File without which the job makes no step."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    monkeypatch.setenv("GATE", str(gate))
+    return gate
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, gate: Path) -> Iterator[SlurmCluster]:
     cluster = SlurmCluster(tmp_path / "slurm")
     try:
         cluster.start()
@@ -59,7 +75,7 @@ def kill(job: str, *words: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_job_outlives_its_processes_and_a_node_and_ends_with_the_same_weights(
-    slurm: SlurmCluster, tmp_path: Path
+    slurm: SlurmCluster, gate: Path, tmp_path: Path
 ) -> None:
     job = submit(slurm, tmp_path)
     folder = RunFolder(tmp_path / "runs" / NAME).root
@@ -71,8 +87,10 @@ def test_job_outlives_its_processes_and_a_node_and_ends_with_the_same_weights(
     reached = step_of(folder)
     kill(job, "relax", "up")
     wait_until(lambda: step_of(folder) > reached + 2, "steps after the death of relax up", 90)
+    gate.unlink()  # the first node goes on alone until Slurm misses the second one
     slurm.kill_node("n2")
     wait_until(lambda: stands("JobState=PENDING"), "the job in the queue again", 90)
+    gate.touch()
     slurm.start_node("n2")
     slurm.ask("scontrol", "update", f"jobid={job}", "StartTime=now")
     wait_until(lambda: stands("JobState=COMPLETED") or stands("JobState=FAILED"), "the end of the job", 200)

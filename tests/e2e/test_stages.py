@@ -85,7 +85,7 @@ def test_killed_stages_end_with_the_weights_of_calm_ones(
     make_run: MakeRun, chain: Path, tmp_path: Path, kills: int
 ) -> None:
     source, of_stage = random.Random(kills), kills // len(VICTIMS)
-    steps = 3 * of_stage + 3  # some pass between two kills
+    steps = 3 * of_stage + 12  # some pass between two kills, and none comes after the end
     settings = (*(f"stages.{name}.run.steps={steps}" for name in VICTIMS), *ON_POLICY)
     calm = make_run("calm", *settings, config=chain).complete()
     whole = make_run("killed", *settings, *FAST, config=chain).start()

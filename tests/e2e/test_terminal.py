@@ -36,6 +36,6 @@ def test_second_ctrl_c_shows_the_cursor_and_says_what_is_left_undone(tmp_path: P
             "\r\nkilled 5 actors at once; steps after checkpoint 0 will be replayed; "
             f"`{python} -m relax_actors.cli.main up {TINY} {' '.join(settings)}` resumes the run\r\n"
         )
-        wait_until(lambda: processes_of(run.folder.root) == [], "end of all processes", 10)
+        wait_until(lambda: processes_of(run.folder.root) == [], "end of all processes")
     finally:
         terminal.close()

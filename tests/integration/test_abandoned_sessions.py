@@ -116,4 +116,4 @@ def test_a_thousand_sessions_half_of_them_abandoned_leave_nothing_behind(
     assert (len(ended), sum(ended)) == (ROWS * SAMPLES, ROWS * SAMPLES // 2)
     assert len(ends.results) == ROWS + 1
     ends.results.clear()
-    wait_until(lambda: not (living() - before), "end of all that the sessions needed", 20)
+    wait_until(lambda: not (living() - before), "end of all that the sessions needed")

@@ -19,6 +19,7 @@ from tests.conformance.base.critic_engine import updated
 from tests.conformance.base.training_engine import begun, folder_of, silent
 from tests.support.adapters import adapter_config, base_folder
 from tests.support.batches import batch_of
+from tests.support.models import QWEN3, qwen3_moe
 from tests.support.torch_ranks import ranks_of, trained
 from tests.support.trained_engines import max_difference, weights_of
 
@@ -29,6 +30,7 @@ SMOOTH = {"learning_rate": 1e-2, "epsilon": 1e-3, "max_tokens_per_microbatch": 4
 FORMS: dict[str, dict[str, Any]] = {
     "adapter": {},
     "with a norm": {"modules_to_save": ["norm"], "targets": ["q_proj", "down_proj"], "export_merged": True},
+    "experts": {"targets": ["q_proj", "experts.gate_up_proj", "experts.down_proj"], "export_merged": True},
 }
 Result = tuple[list[dict[str, float]], dict[str, Tensor], list[Any], dict[str, Tensor]]
 
@@ -36,6 +38,11 @@ Result = tuple[list[dict[str, float]], dict[str, Tensor], list[Any], dict[str, T
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def with_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_folder(tmp_path_factory.mktemp("experts"), qwen3_moe(QWEN3))
 
 
 def config_of(folder: Path, base: Path, ranks: int, form: dict[str, Any], *, offload: bool = False) -> Config:
@@ -73,8 +80,10 @@ def assert_close(one: Result, other: Result) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_adapter_over_an_offloaded_base_is_the_adapter_over_a_whole_one(tmp_path: Path, base: Path, form: str) -> None:
-    results = []
+def test_adapter_over_an_offloaded_base_is_the_adapter_over_a_whole_one(
+    tmp_path: Path, base: Path, with_experts: Path, form: str
+) -> None:
+    results, base = [], with_experts if form == "experts" else base
     for offload in (False, True):
         config = config_of(tmp_path / f"{offload}", base, 1, FORMS[form], offload=offload)
         with ranks_of(config) as engine:
@@ -86,8 +95,8 @@ def test_adapter_over_an_offloaded_base_is_the_adapter_over_a_whole_one(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_two_ranks_train_the_adapter_of_one_process(tmp_path: Path, base: Path, form: str) -> None:
-    results = []
+def test_two_ranks_train_the_adapter_of_one_process(tmp_path: Path, base: Path, with_experts: Path, form: str) -> None:
+    results, base = [], with_experts if form == "experts" else base
     for ranks in (1, 2):
         with ranks_of(config_of(tmp_path / f"{ranks}", base, ranks, FORMS[form])) as engine:
             results.append(result_of(engine, folder_of(tmp_path / f"result{ranks}")))

@@ -104,7 +104,7 @@ class TestMcp:
         port = free_port()
         command = [sys.executable, "-m", "tests.support.mcp_server", str(port)]
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as server:
-            wait_until(lambda: _listens(port), "the MCP server", 30)
+            wait_until(lambda: _listens(port), "the MCP server")
             yield f"http://127.0.0.1:{port}/mcp"
             server.terminate()
 

@@ -82,7 +82,7 @@ def run_pool(table: Table, make_context: MakeContext, tmp_path: Path) -> Callabl
                     prompt = Prompt("1>", np.zeros(0, np.int32), "", {}, seed=0, min_version=0)
                     table.put(table.subject(RowId(0, index, kind), "prompt"), prompt)
                 ends = [table.subjects.column(name, kind) for name in ("dropped", "quarantined")]
-                wait_until(lambda ends=ends: sum(map(table.count_cells, ends)) == ROWS, f"end of all rows {kind}", 20)
+                wait_until(lambda ends=ends: sum(map(table.count_cells, ends)) == ROWS, f"end of all rows {kind}")
             table.connection.loop.call_soon_threadsafe(stopping.set)
             table.connection.loop.call_soon_threadsafe(pump.wake)
             running.result(20)

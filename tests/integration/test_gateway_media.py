@@ -118,7 +118,7 @@ def test_streams_and_several_answers_read_media_and_leave_no_files(gateway: Medi
         messages=[{"role": "user", "content": [_block(3)]}],
     ) as events:
         assert events.get_final_message().usage.input_tokens > 4
-    assert wait_until(lambda: not stored(gateway), "removal of the files of requests", 20)
+    assert wait_until(lambda: not stored(gateway), "removal of the files of requests")
 
 
 def _block(seed: int) -> Any:
@@ -146,7 +146,7 @@ def test_media_that_cannot_be_used_are_bad_requests(gateway: MediaGateway, part:
     said = refused.value.message
     assert_says(said, *words)
     assert "calls-" not in said, "the client knows no files of the store"
-    assert wait_until(lambda: not stored(gateway), "removal of the files of a refused request", 20)
+    assert wait_until(lambda: not stored(gateway), "removal of the files of a refused request")
 
 
 def test_damaged_image_of_anthropics_api_is_a_bad_request(gateway: MediaGateway) -> None:

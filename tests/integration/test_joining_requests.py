@@ -118,7 +118,7 @@ def test_requests_that_never_cease_get_newer_weights(make_ends: MakeEnds) -> Non
 
     wait_until(lambda: has_newer() or answered, "the first answer")
     ends.trainer.step()
-    wait_until(has_newer, "an answer of the newer weights", 20)
+    wait_until(has_newer, "an answer of the newer weights")
     assert all(len(set(answer.versions.tolist())) == 1 for answer in answered)
     for one in asking.values():
         one.cancel()

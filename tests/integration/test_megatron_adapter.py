@@ -44,10 +44,13 @@ from relax_actors.engines.megatron.mcore.scorer import MegatronScorer  # noqa: E
 SMOOTH = {"learning_rate": 1.0, "epsilon": 1.0, "max_grad_norm": 1e9, "max_tokens_per_microbatch": 64}
 KL = {"algorithm": {"kl": {"place": "loss", "coefficient": 0.1}}}
 ENGINES: dict[str, Any] = {"torch": TorchEngine, "megatron": MegatronEngine}
+EXPERTS = ["all-linear", "experts.gate_up_proj", "experts.down_proj"]
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "all layers": (DENSE, {}),
     "untied": (LLAMA, {"rslora": True}),
-    "experts": (MOE, {}),
+    "layers besides experts": (MOE, {}),
+    "experts": (MOE, {"targets": EXPERTS}),
+    "down projections of experts": (MOE, {"targets": ["q_proj", "experts.down_proj"]}),
     "latent attention": (MEGATRON["deepseek_v3"], {}),
     "parts of fused layers": (DENSE, {"targets": ["q_proj", "v_proj", "up_proj"], "modules_to_save": ["norm"]}),
 }
@@ -88,9 +91,15 @@ def test_loss_and_gradients_are_those_of_the_torch_engine(tmp_path: Path, form: 
     assert expected.keys() >= MARKS
 
 
-@pytest.mark.parametrize("architecture", [DENSE, LLAMA, MOE], ids=["dense", "untied", "experts"])
-def test_version_0_is_drawn_as_in_the_torch_engine(tmp_path: Path, architecture: dict[str, Any]) -> None:
-    base, form = base_folder(tmp_path, architecture), {"modules_to_save": ["norm"]}
+@pytest.mark.parametrize(
+    ("architecture", "targets"),
+    [(DENSE, "all-linear"), (LLAMA, "all-linear"), (MOE, EXPERTS)],
+    ids=["dense", "untied", "experts"],
+)
+def test_version_0_is_drawn_as_in_the_torch_engine(
+    tmp_path: Path, architecture: dict[str, Any], targets: str | list[str]
+) -> None:
+    base, form = base_folder(tmp_path, architecture), {"modules_to_save": ["norm"], "targets": targets}
     configs = {name: config_of(tmp_path / name, base, form, name) for name in ENGINES}
     ours, theirs = (begun(ENGINES[name](config)) for name, config in configs.items())
     assert ours.fingerprint() == theirs.fingerprint()
@@ -228,6 +237,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pp2": (DENSE, {"pipeline_parallel": 2}),
     "cp2": (DENSE, {"context_parallel": 2}),
     "ep2": (MOE, {"expert_parallel": 2}),
+    "ep2_experts": (MOE, {"expert_parallel": 2}),
+    "tp2_ep2_experts": (
+        MOE,
+        {"tensor_parallel": 2, "sequence_parallel": True, "expert_parallel": 2, "expert_tensor_parallel": 1},
+    ),
     "tp2_latent": (MEGATRON["deepseek_v3"], {"tensor_parallel": 2, "sequence_parallel": True}),
 }
 
@@ -236,7 +250,9 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_trains_the_adapter_of_one_process(tmp_path: Path, layout: str) -> None:
     architecture, section = LAYOUTS[layout]
-    base, form = base_folder(tmp_path, architecture), {"modules_to_save": ["norm"], "export_merged": True}
+    base = base_folder(tmp_path, architecture)
+    targets = EXPERTS if layout.endswith("experts") else "all-linear"
+    form = {"modules_to_save": ["norm"], "export_merged": True, "targets": targets}
     smooth = {"learning_rate": 1e-2, "epsilon": 1e-3, "max_grad_norm": 1.0}
     alone = begun(MegatronEngine(config_of(tmp_path / "alone", base, form, "megatron", **smooth)))
     group = TrainerGroup(

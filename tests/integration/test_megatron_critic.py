@@ -116,7 +116,7 @@ def test_parts_of_a_step_give_the_weights_of_the_whole_and_a_killed_rank_ends_al
         prints.append(group.fingerprint())
     assert prints[0] == prints[1]
     os.kill(group.pids[1], signal.SIGKILL)
-    wait_until(lambda: ended, "report of the rank that ended", 20)
+    wait_until(lambda: ended, "report of the rank that ended")
     assert ended == [(1, -signal.SIGKILL)]
     with pytest.raises(RankError) as raised:
         updated(group, 1)

@@ -305,11 +305,11 @@ def test_two_ranks_freeze_what_one_process_freezes(
 def test_a_killed_rank_ends_all_ranks(shared: SharedRanks) -> None:
     group = shared.begun()
     os.kill(group.pids[1], signal.SIGKILL)
-    wait_until(lambda: shared.ended, "report of the rank that ended", 20)
+    wait_until(lambda: shared.ended, "report of the rank that ended")
     assert shared.ended == [(1, -signal.SIGKILL)]
     with pytest.raises(RankError, match="rank"):
         train(group, batch_of(0), 0, nothing)
-    wait_until(lambda: not any(map(is_alive, group.pids)), "end of all ranks", 20)
+    wait_until(lambda: not any(map(is_alive, group.pids)), "end of all ranks")
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_monitor_shows_a_run_and_feeds_prometheus_and_tensorboard(watched: Guard
     lines.append(f'relax_events_total{{kind="evaluated",role="evaluator",run="{RUN}"}}')
     with publishing(watched) as end:
         process = monitor(watched, "--sink", f"prometheus={port}", "--sink", f"tensorboard={tmp_path / 'board'}")
-        wait_until(lambda: all(line in page_of(port) for line in lines), f"metrics: {lines}", 30)
+        wait_until(lambda: all(line in page_of(port) for line in lines), f"metrics: {lines}")
         end()
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 0, said
@@ -125,7 +125,7 @@ def test_monitor_feeds_a_sink_of_the_working_directory(watched: Guarded, tmp_pat
     with publishing(watched) as end:
         process = monitor(watched, "--sink", "rewards.Rewards=found.txt", cwd=tmp_path)
         found = tmp_path / "found.txt"
-        wait_until(lambda: found.exists() and "eval/reward" in found.read_text(), "scalars in the file", 30)
+        wait_until(lambda: found.exists() and "eval/reward" in found.read_text(), "scalars in the file")
         end()
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 0, said

@@ -144,10 +144,10 @@ def test_spot_actor_leaves_the_last_rows_to_the_regular_ones_if_there_are_any(
     renew(context, f"{POOL}.1000", spot=spot)
     with pumping(context, tmp_path, backlog=5) as pump:
         admit(context.table, 6)
-        wait_until(lambda: pump.handled == (2 if not spot else 6), "rows above the backlog, or all of them", 10)
+        wait_until(lambda: pump.handled == (2 if not spot else 6), "rows above the backlog, or all of them")
         if not spot:
             renew(context, spot=True)  # the node of the regular actor is gone
-            wait_until(lambda: pump.handled == 6, "the rows that waited for it", 20)
+            wait_until(lambda: pump.handled == 6, "the rows that waited for it")
 
 
 def test_only_ready_actors_of_the_role_on_nodes_without_spot_count() -> None:

@@ -361,7 +361,7 @@ def test_failing_row_does_not_affect_rows_that_have_ended(at_work: AtWork) -> No
     wait_until(lambda: at_work.values() == {1: 1}, "the value of the first")
     at_work.role.fails = True
     dead = at_work.table.subject(RowId(0, 2), "quarantined")
-    wait_until(lambda: at_work.table.get(dead), "the second in quarantine", 30)
+    wait_until(lambda: at_work.table.get(dead), "the second in quarantine")
     assert at_work.table.get(at_work.table.subject(RowId(0, 1), "quarantined")) is None
 
 

@@ -82,8 +82,7 @@ class Nodes:
 
     def ranks_of(self, n: int) -> list[int]:
         """Processes of the ranks that an actor hosts."""
-        here = processes_of(self._tmp_path / f"node{n}")
-        return [pid for pid in here if b"ranks.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return processes_of(self._tmp_path / f"node{n}", "ranks.rank")
 
     def context(self, config: Config, incarnation: int) -> Context:
         context = self._make_context("trainer", incarnation=incarnation)
@@ -151,29 +150,29 @@ def test_groups_follow_each_other_and_a_dead_rank_ends_its_group_everywhere(spre
     wanted = first.fingerprint()
     (rank,) = spread.ranks_of(0)
     first.close()
-    wait_until(lambda: not is_alive(rank), "end of the rank with its group", 20)
+    wait_until(lambda: not is_alive(rank), "end of the rank with its group")
     assert actor.poll() is None
 
     second = spread.group(config, incarnation=2)
     second.load(folder)
     assert second.fingerprint() == wanted
     third = spread.group(config, incarnation=3)  # while the second one lives: its trainer was replaced
-    wait_until(lambda: spread.ended, "end of the group before", 20)
+    wait_until(lambda: spread.ended, "end of the group before")
     assert spread.ended == [(1, EXIT_PEER_LOST)]
-    wait_until(lambda: not any(map(is_alive, second.pids)), "end of its rank here", 20)
+    wait_until(lambda: not any(map(is_alive, second.pids)), "end of its rank here")
 
     (rank,) = spread.ranks_of(0)
     os.kill(rank, signal.SIGKILL)
     assert actor.wait(20) == -signal.SIGKILL  # its supervisor sees how the rank ended
-    wait_until(lambda: len(spread.ended) == 2, "end of the group", 20)
-    wait_until(lambda: not any(map(is_alive, third.pids)), "end of its rank here", 20)
+    wait_until(lambda: len(spread.ended) == 2, "end of the group")
+    wait_until(lambda: not any(map(is_alive, third.pids)), "end of its rank here")
 
     spread.add_actor(config)
     fourth = begun(spread.group(config, incarnation=4))
     (rank,) = spread.ranks_of(1)
     spread.actors[1].kill()
-    wait_until(lambda: not is_alive(rank), "end of the rank with its actor", 20)
-    wait_until(lambda: not any(map(is_alive, fourth.pids)), "end of the rank here", 20)
+    wait_until(lambda: not is_alive(rank), "end of the rank with its actor")
+    wait_until(lambda: not any(map(is_alive, fourth.pids)), "end of the rank here")
     with pytest.raises(RankError, match="exited with code"):
         fourth.score(batch_of(0), lambda: None)
 
@@ -220,7 +219,7 @@ def test_an_actor_refuses_other_code_other_settings_and_an_earlier_trainer(tmp_p
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     host.join(invitation(config, rank=1, host="127.0.0.1", port=port))
-    wait_until(lambda: not host.is_hosting, "end of a rank whose trainer is gone", 20)
+    wait_until(lambda: not host.is_hosting, "end of a rank whose trainer is gone")
     assert "incarnation 3" in host.problem_with(invitation(config, incarnation=2))
     assert host.problem_with(invitation(config, incarnation=3)) == ""
 

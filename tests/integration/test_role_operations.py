@@ -168,7 +168,10 @@ def test_role_that_does_not_start_on_another_node_comes_back(start: Start) -> No
     assert fetched(run).moved == {}
 
 
-def test_role_that_does_not_leave_its_node_in_time_is_stopped_once(start: Start) -> None:
+@pytest.mark.parametrize("starts", [True, False], ids=["starts in time", "never starts"])
+def test_role_that_does_not_leave_its_node_in_time_is_stopped_and_has_as_long_to_start(
+    start: Start, *, starts: bool
+) -> None:
     run = start()
     run.node(0, "main", "rollout.0")
     run.node(1, "far", "trainer.0")
@@ -181,9 +184,21 @@ def test_role_that_does_not_leave_its_node_in_time_is_stopped_once(start: Start)
     assert (run.operation(number).state, on_far(run).expelled) == (State.DRAINING, ["trainer.0"])
     run.node(1, "far")
     root.step()
+    assert (run.operation(number).state, "trainer" in assignment(run).roles) == (State.CREATING, True)
+    assert (on_far(run).roles.keys(), on_far(run).expelled) == ({"reward"}, [])
+    if starts:
+        run.seconds += 29
+        run.node(0, "main", "rollout.0", "trainer.0")
+        lease = {"pid": 5, "incarnation": 1, "since": 1.0, "rows": [], "waits_for": "a row", "doing_since": None}
+        run.table.call(run.state.renew_lease("trainer", 0, lease, 600))
+        root.step()
+        assert run.operation(number).state is State.ACTIVE
+        return
+    run.seconds += 31
     root.step()
     assert run.operation(number).state is State.FAILED
-    assert (on_far(run).roles.keys(), on_far(run).expelled) == ({"reward", "trainer"}, [])
+    assert "still CREATING after 30 s" in run.operation(number).reason
+    assert (on_far(run).roles.keys(), "trainer" in assignment(run).roles) == ({"reward", "trainer"}, False)
 
 
 def fetched(run: Executor) -> RunRecord:

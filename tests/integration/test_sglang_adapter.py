@@ -13,10 +13,12 @@ import torch
 from relax_actors.config import Config
 from relax_actors.data.adapter import form_of
 from relax_actors.engines.protocols import train
+from relax_actors.engines.sglang.adapter_form import check_served
 from relax_actors.engines.sglang.adapter_loader import AdapterLoader
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.merged_adapter import MergedAdapter
-from relax_actors.engines.sglang.server import Server, pickled_by_name
+from relax_actors.engines.sglang.server import Server
+from relax_actors.engines.sglang.weight_loaders import pickled_by_name, to_checkpoint_names
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import EngineError
 from relax_actors.runtime.run_folder import RunFolder
@@ -26,7 +28,7 @@ from tests.conformance.base.training_engine import begun, silent
 from tests.support.adapters import adapter_config, base_folder
 from tests.support.batches import batch_of, batch_of_generations
 from tests.support.models import request_of
-from tests.support.sglang_servers import DENSE, Kept, engine_of, skip_if_missing
+from tests.support.sglang_servers import DENSE, MOE, Kept, engine_of, skip_if_missing
 
 skip_if_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -159,8 +161,31 @@ def test_a_server_of_adapters_of_a_lower_rank_refuses_in_its_words(kept: Kept) -
         server.close()
 
 
-def test_merged_adapter_gives_the_log_probs_of_the_trainer(tmp_path: Path) -> None:
-    config = config_for(tmp_path / "run", base_folder(tmp_path, DENSE), {}, merge_adapter=True)
+def test_adapter_of_attention_is_served_beside_experts(tmp_path: Path) -> None:
+    base = base_folder(tmp_path, MOE)
+    file = base / "model.safetensors"
+    weights.save(to_checkpoint_names(dict(weights.load([file]))), file)  # as files of the hub
+    config = config_for(tmp_path / "run", base, {"targets": ["q_proj", "v_proj", "o_proj"]})
+    assert config.lora is not None
+    check_served(form_of(config.lora), base, has_experts=True)
+    kept = started(config)
+    try:
+        with engine_of(kept, loader_of(config)) as engine:
+            check_versions(engine, begun(TorchEngine(config)), tmp_path)
+    finally:
+        kept.close()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "targets"),
+    [(DENSE, "all-linear"), (MOE, ["all-linear", "experts.gate_up_proj", "experts.down_proj"])],
+    ids=["dense", "experts"],
+)
+def test_merged_adapter_gives_the_log_probs_of_the_trainer(
+    tmp_path: Path, architecture: dict[str, Any], targets: str | list[str]
+) -> None:
+    base = base_folder(tmp_path, architecture)
+    config = config_for(tmp_path / "run", base, {"targets": targets}, merge_adapter=True)
     assert config.lora is not None
     merged, kept = MergedAdapter(config.model_path, form_of(config.lora), torch.float32), started(config)
     try:

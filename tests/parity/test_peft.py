@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,23 @@ from relax_actors.data.adapter import DOWN, PREFIX, UP
 from relax_actors.data.adapter_check import check_adapter
 from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.peft_tensors import to_peft
 from relax_actors.errors import ConfigError
 from tests.conformance.base.training_engine import begun, folder_of, silent
 from tests.support.adapters import adapter_config, base_folder
 from tests.support.batches import batch_of
+from tests.support.models import QWEN3
+from tests.support.tiny_megatron import MOE
 
 peft = pytest.importorskip("peft", reason="needs the extra parity")
 
-FORMS: dict[str, dict[str, Any]] = {
-    "all linear layers": {},
-    "rsLoRA of two layers": {"rslora": True, "targets": ["q_proj", "model.layers.1.mlp.*"], "alpha": 7.0},
-    "a norm, too": {"targets": ["q_proj", "v_proj"], "modules_to_save": ["norm"]},
+EXPERTS = {"targets": ["all-linear", "experts.gate_up_proj", "experts.down_proj"]}
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "all linear layers": (QWEN3, {}),
+    "rsLoRA of two layers": (QWEN3, {"rslora": True, "targets": ["q_proj", "model.layers.1.mlp.*"], "alpha": 7.0}),
+    "a norm, too": (QWEN3, {"targets": ["q_proj", "v_proj"], "modules_to_save": ["norm"]}),
+    "experts": (MOE, EXPERTS),
+    "down projections of experts": (MOE, {"targets": ["*.layers.1.mlp.experts.down_proj"]}),
 }
 SFT = {"algorithm": {"name": "sft"}}
 
@@ -35,9 +42,11 @@ def examples(seed: int) -> list[TrainSample]:
     return [s.with_advantages(np.ones(len(s), np.float32)) for s in batch_of(seed)]
 
 
-def trained_engine(tmp_path: Path, form: dict[str, Any], steps: int = 2) -> tuple[TorchEngine, Path, Path]:
+def trained_engine(
+    tmp_path: Path, form: dict[str, Any], steps: int = 2, architecture: dict[str, Any] = QWEN3
+) -> tuple[TorchEngine, Path, Path]:
     """Engine after some steps, so that B is not zero; the folder of the base, and the exported one of the adapter."""
-    base = base_folder(tmp_path)
+    base = base_folder(tmp_path, architecture)
     trainer = {"max_grad_norm": 1e9, "learning_rate": 1e-2}
     engine = begun(TorchEngine(adapter_config(tmp_path / "run", base, form, trainer=trainer, **SFT)))
     for step in range(steps):
@@ -63,22 +72,26 @@ def mean_loss(model: Any, batch: list[TrainSample]) -> Tensor:
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
-    """Gradients of the trained parameters by the names of our published adapters."""
-    names = {".slots.policy.down": DOWN, ".slots.policy.up": UP, ".lora_A.default.weight": DOWN}
-    names |= {".lora_B.default.weight": UP, ".modules_to_save.default.": "."}
-    found = {}
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            own = name.removeprefix(PREFIX)
-            for theirs, ours in names.items():
-                own = own.replace(theirs, ours)
-            found[own] = parameter.grad.clone()
-    return found
+    """Gradients of the trained parameters by the names of PEFT's files, without `PREFIX`."""
+    given = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    ours = {re.sub(r"\.slots(\.\w+_proj)?\.policy\.", r"\1.", name): gradient for name, gradient in given.items()}
+    ours = {re.sub(r"\.down$", DOWN, re.sub(r"\.up$", UP, name)): gradient for name, gradient in ours.items()}
+    is_ours = not any(name.startswith(PREFIX) for name in given)
+    named = to_peft(ours) if is_ours else given
+    ends = {".modules_to_save.default.": ".", ".default.weight": ".weight"}
+    return {_plain(name.removeprefix(PREFIX), ends): gradient for name, gradient in named.items()}
+
+
+def _plain(name: str, ends: dict[str, str]) -> str:
+    for theirs, ours in ends.items():
+        name = name.replace(theirs, ours)
+    return name
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_loss_gradient_and_updates_are_those_of_peft(tmp_path: Path, form: str) -> None:
-    engine, base, folder = trained_engine(tmp_path, FORMS[form])
+    architecture, lora = FORMS[form]
+    engine, base, folder = trained_engine(tmp_path, lora, architecture=architecture)
     theirs = peft_model(base, folder)
     batch = examples(9)
     loss = mean_loss(theirs, batch)
@@ -119,13 +132,40 @@ def test_an_adapter_of_peft_is_the_start_of_a_run(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_exported_folder_is_read_by_peft_and_merges_to_the_same_log_probs(tmp_path: Path) -> None:
-    engine, base, folder = trained_engine(tmp_path, {"modules_to_save": ["norm"]})
+@pytest.mark.parametrize(
+    ("architecture", "form"), [(QWEN3, {"modules_to_save": ["norm"]}), (MOE, EXPERTS)], ids=["dense", "experts"]
+)
+def test_exported_folder_is_read_by_peft_and_merges_to_the_same_log_probs(
+    tmp_path: Path, architecture: dict[str, Any], form: dict[str, Any]
+) -> None:
+    engine, base, folder = trained_engine(tmp_path, form, architecture=architecture)
     theirs, batch = peft_model(base, folder).eval(), batch_of(3)
     expected = np.array([-scored.sum() for scored in engine.score(batch, silent)])
     for model in (theirs, theirs.merge_and_unload()):
         found = np.array([float(mean_loss(model, [s]).detach()) * s.trained for s in batch])
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "parameters", [["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], ["mlp.experts.gate_up_proj"]]
+)
+def test_an_adapter_of_experts_by_peft_is_the_start_of_a_run(tmp_path: Path, parameters: list[str]) -> None:
+    base = base_folder(tmp_path, MOE)
+    config = peft.LoraConfig(r=3, target_modules=["q_proj"], target_parameters=parameters)
+    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(generator=torch.Generator().manual_seed(1))
+    theirs.save_pretrained(tmp_path / "adapter")
+    section = {"path": str(tmp_path / "adapter")}
+    ours = adapter_config(tmp_path / "run", base)
+    ours = ours.model_copy(update={"lora": type(ours.lora).model_validate(section)})
+    (note,) = check_adapter(ours, base)
+    assert f"{4 * len(parameters)} of 8 tensors of experts" in note
+    engine, batch = begun(TorchEngine(ours)), batch_of(3)
+    expected = np.array([float(mean_loss(theirs.eval(), [s]).detach()) * s.trained for s in batch])
+    np.testing.assert_allclose([-scored.sum() for scored in engine.score(batch, silent)], expected, rtol=1e-5)
 
 
 def test_adapter_of_another_model_is_refused(tmp_path: Path) -> None:

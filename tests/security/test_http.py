@@ -114,7 +114,7 @@ def test_slow_requests_end_after_seconds(monkeypatch: pytest.MonkeyPatch, server
                 return True
             return False
 
-        wait_until(is_closed, "end of a request that never ends", 10)
+        wait_until(is_closed, "end of a request that never ends")
         assert rest(silent) == b""
 
 
@@ -136,7 +136,7 @@ def test_many_clients_do_not_add_threads_and_leave_room_again(server: MetricsSer
             with suppress(OSError):
                 opened.enter_context(connect(server))
         assert threading.active_count() <= before + MAX_CLIENTS
-    wait_until(lambda: PAGE in answer_to(server, b"GET /metrics HTTP/1.0\r\n\r\n"), "an answer", 10)
+    wait_until(lambda: PAGE in answer_to(server, b"GET /metrics HTTP/1.0\r\n\r\n"), "an answer")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])  # noqa: S104 it is refused

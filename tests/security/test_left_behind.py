@@ -47,7 +47,7 @@ def started_by(folder: Path, run: Run, actor: str) -> list[int]:
 
 
 def await_end(pids: list[int], what: str) -> None:
-    wait_until(lambda: not any(map(alive, pids)), f"end of the daemons after the kill of {what}", 15)
+    wait_until(lambda: not any(map(alive, pids)), f"end of the daemons after the kill of {what}")
 
 
 @pytest.mark.slow
@@ -62,11 +62,11 @@ def test_daemons_end_with_whatever_process_above_them_is_killed(
     for target in ("reward.0", "rollout.0", "zygote", "node", "root"):
         of_reward, of_rollout = started_by(tmp_path, run, "reward.0"), started_by(tmp_path, run, "rollout.0")
         if target in ("node", "root"):
-            wait_until(lambda pids=(*of_reward, *of_rollout): min(map(age, pids)) > SCANNED_SECONDS, "scan", 30)
+            wait_until(lambda pids=(*of_reward, *of_rollout): min(map(age, pids)) > SCANNED_SECONDS, "scan")
         if target == "root":
             assert run.process is not None
             run.process.kill()
-            wait_until(lambda: not processes_of(run.folder.root), "end of the run's processes", 15)
+            wait_until(lambda: not processes_of(run.folder.root), "end of the run's processes")
         else:
             hit(run, target)
         ended = {"reward.0": of_reward, "rollout.0": of_rollout, "zygote": of_rollout}

@@ -97,7 +97,7 @@ def test_user_takes_no_more_than_its_connections_and_subscriptions(
                 await trainer.nc.subscribe(f"relax.{RUN}.weights.*")
 
         trainer.call(subscribe(), 20)
-        wait_until(lambda: "maximum subscriptions" in str(trainer.nc.last_error).lower(), "refusal", 20)
+        wait_until(lambda: "maximum subscriptions" in str(trainer.nc.last_error).lower(), "refusal")
     assert (credentials.MAX_CONNECTIONS, credentials.MAX_SUBSCRIPTIONS) == (8, 20)
 
 

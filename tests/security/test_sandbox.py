@@ -141,13 +141,9 @@ def hit_keeper(run: Run, number: signal.Signals) -> None:
     """Signal the process that the supervisor knows as the reward actor."""
 
     def keeper() -> int | None:
-        for pid in processes_of(run.folder.root):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"relax_actors.supervision.sandbox_keeper" in command:
-                return pid
-        return None
+        return next(iter(processes_of(run.folder.root, "\0relax_actors.supervision.sandbox_keeper\0")), None)
 
-    os.kill(wait_until(keeper, "keeper of the sandbox"), number)
+    run.strike(keeper, "keeper of the sandbox", number)
 
 
 @needs_sandbox

@@ -199,11 +199,7 @@ class LinkedConsole:
 
     def processes(self) -> list[int]:
         """Return the processes of the console."""
-        return [
-            pid
-            for pid in processes_of(self._folder.root)
-            if b"--listen-fd" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
+        return processes_of(self._folder.root, "--listen-fd")
 
     def kill(self) -> None:
         """End the process at once; the next request starts it again."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from relax_actors.messages import Batch, Checkpoint
 from relax_actors.monitoring.connection import connected
 from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.supervision.node import actor_environment
-from tests.support.running import Run, processes_of, wait_until
+from tests.support.running import Run, processes_of, wait_for_end, wait_until
 
 _SUPERVISORS = {
     "node": "supervision.node ",
@@ -63,19 +63,13 @@ def process(run: Run, target: str) -> int | None:
 
 
 def hit(run: Run, target: str, number: signal.Signals = signal.SIGKILL, other_than: int | None = None) -> int:
-    """Signal a process as soon as it exists, other than `other_than`; return its id."""
+    """Signal a process as soon as it exists, other than `other_than`; return its id. See `Run.strike`."""
 
-    def strike() -> int | None:
+    def find() -> int | None:
         pid = process(run, target)
-        if pid is None or pid == other_than:
-            return None
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return None
-        return pid
+        return None if pid == other_than else pid
 
-    return int(wait_until(strike, f"process of {target}", 60))
+    return run.strike(find, target, number)
 
 
 @contextmanager
@@ -88,12 +82,17 @@ def aimed(run: Run, target: str) -> Iterator[Callable[[], int]]:
 @contextmanager
 def held(run: Run, target: str) -> Iterator[Aim]:
     """Look up a process beforehand, to stop it and to kill it without delay."""
-    pid = int(wait_until(lambda: process(run, target), f"process of {target}", 60))
-    descriptor = os.pidfd_open(pid)
+
+    def opened() -> Aim | None:
+        with suppress(ProcessLookupError):
+            return None if (pid := process(run, target)) is None else Aim(run, target, pid, os.pidfd_open(pid))
+        return None
+
+    aim: Aim = wait_until(opened, f"process of {target}", 60)
     try:
-        yield Aim(run, target, pid, descriptor)
+        yield aim
     finally:
-        os.close(descriptor)
+        os.close(aim.descriptor)
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,11 @@ class Aim:
     descriptor: int
 
     def strike(self) -> int:
-        """Kill it, or its successor if it has exited; return the number of the killed process."""
-        return self.pid if self.is_struck() else hit(self.run, self.target, other_than=self.pid)
+        """Kill it, or its successor if it has exited; return the number of the killed process, which has ended."""
+        if not self.is_struck():
+            return hit(self.run, self.target, other_than=self.pid)
+        wait_for_end(self.descriptor)
+        return self.pid
 
     def is_struck(self) -> bool:
         """Kill it; return False if it had exited."""
@@ -132,6 +134,8 @@ class Aim:
             signal.pidfd_send_signal(self.descriptor, signal.SIGKILL if met else signal.SIGCONT)
         except ProcessLookupError:
             return False
+        if met:
+            wait_for_end(self.descriptor)
         return met
 
 
@@ -146,12 +150,24 @@ def box(run: Run, actor: str) -> Snapshot:
 
 def is_over(run: Run) -> bool:
     """Whether `relax up` has ended."""
-    return run.process is None or run.process.poll() is not None
+    return run.process is None or not run.is_up
 
 
 def wait_for_cell(run: Run, subject: str, deadline: float = 120.0) -> None:
-    """Wait for a cell, by its subject without the run's prefix."""
-    wait_until(lambda: run.table.get(f"relax.{run.name}.{subject}"), subject, deadline)
+    """Wait until a cell was written, by its subject without the run's prefix; a run that ends before fails the test."""
+
+    def is_written() -> bool:
+        assert run.is_up, f"the run ended before {subject} was seen; give it more steps"
+        return has_written(run, subject)
+
+    wait_until(is_written, subject, deadline)
+
+
+def has_written(run: Run, subject: str) -> bool:
+    """Whether a live run has written a cell, even if the cell was removed with its step."""
+    kind, step, *_ = subject.split(".")
+    later = [f"weights.{int(step) + 1}"] if kind == "group" else []
+    return any(run.table.get_all(f"relax.{run.name}.{name}" for name in (subject, *later)))
 
 
 def log_of(table: Table, what: str) -> list[dict[str, Any]]:

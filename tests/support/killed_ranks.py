@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from tests.chaos.equivalence import final_weights
-from tests.support.faults import Story, story_of
-from tests.support.running import TINY, Run, processes_of, wait_until
+from tests.support.faults import Story, story_of, wait_for_cell
+from tests.support.kills import recorded_death, stopped_root
+from tests.support.running import DEADLINE, TINY, Run, processes_of
 
 
 def rank_of(run: Run, rank: int, role: str = "trainer") -> int | None:
@@ -30,14 +29,14 @@ Moments = tuple[tuple[str, int | None], ...]
 
 
 def kill_ranks(run: Run, role: str, moments: Moments) -> None:
-    """Kill ranks of a role, or its actor, one after the other."""
-    for cell, rank in moments:
-        wait_until(partial(run.table.get, f"relax.{run.name}.{cell}"), cell, 180)
-        if rank is None:
-            run.kill(f"{role}.0")
-        else:
-            pid = wait_until(partial(rank_of, run, rank, role), f"rank {rank}")
-            os.kill(pid, signal.SIGKILL)
+    """Kill ranks of a role, or its actor, one after the other; an actor dies with a rank."""
+    actor = f"{role}.0"
+    wait_for_cell(run, moments[0][0], DEADLINE)
+    with stopped_root(run):
+        for cell, rank in moments:
+            wait_for_cell(run, cell, DEADLINE)
+            with recorded_death(run, actor):
+                run.strike(partial(run.pid_of, actor) if rank is None else partial(rank_of, run, rank, role), actor)
 
 
 def check_killed_ranks(

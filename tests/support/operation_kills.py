@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from broker.streams import open_bucket
 from broker.subjects import Subjects
 from relax_actors.operations import Operation, OperationLog, State
 from tests.support.faults import held, kill_root, process
+from tests.support.kills import stopped_root
 from tests.support.running import Run, wait_until
 
 ROOT = "root"
@@ -66,17 +66,6 @@ def struck(run: Run, begin: Callable[[], int], plan: Plan) -> tuple[Operation, M
             run.start()
             wait_until(run.folder.address.exists, "broker.json")
     return ended(run, number), met
-
-
-@contextmanager
-def stopped_root(run: Run) -> Iterator[None]:
-    """Stop `relax up` for a moment, in which no operation changes its state."""
-    assert run.process is not None
-    run.process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        run.process.send_signal(signal.SIGCONT)
 
 
 def operation_of(run: Run, number: int) -> Operation:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,8 +44,13 @@ def wait_until(holds: Callable[[], Any], what: str, deadline: float = 60.0) -> A
     return value
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Processes whose command line names the folder of a run."""
+def wait_for_end(descriptor: int) -> None:
+    """Wait for the end of a process that was killed, by its pidfd."""
+    assert select.select([descriptor], [], [], DEADLINE)[0], "a process outlives SIGKILL"
+
+
+def processes_of(folder: Path, word: str = "") -> list[int]:
+    """Processes whose command line names the folder of a run, and contains a word."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -52,7 +59,8 @@ def processes_of(folder: Path) -> list[int]:
                 state = (path / "stat").read_text().rsplit(")", 1)[1].split()[0]
             except OSError:
                 continue
-            if str(folder).encode() in command and state != "Z" and int(path.name) != os.getpid():
+            named = str(folder).encode() in command and word.encode() in command
+            if named and state != "Z" and int(path.name) != os.getpid():
                 found.append(int(path.name))
     return found
 
@@ -100,20 +108,29 @@ class Run:
         try:
             out, err = self.process.communicate(timeout=deadline)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGTERM)
-            out, err = self.process.communicate(timeout=60)
+            out, err = self._terminate()
             logs = "\n".join(f"== {p.name}\n{p.read_text()[-1500:]}" for p in (self.folder.root / "logs").glob("*"))
             raise AssertionError(f"the run was not over within {deadline} s\n{out}\n{err}\n{logs}") from None
         lines = out.strip().splitlines()
         result = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
         return self.process.returncode, result, out + err
 
+    def _terminate(self) -> tuple[str, str]:
+        """Stop `relax up`, or kill it if it does not stop soon; return the rest of its output."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.communicate()
+
     def end_in_order(self) -> None:
         """Stop the run, and check that its ledger is complete."""
         self.disconnect()
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        assert self.finish(60)[0] == 0
+        assert self.finish()[0] == 0
         found = relax("ledger", str(self.folder.root), cwd=self.cwd)
         assert found.returncode == 0, found.stdout + found.stderr
         assert "the ledger is complete" in found.stdout
@@ -171,10 +188,38 @@ class Run:
         return None
 
     def kill(self, actor: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Signal an actor as soon as it has a process."""
-        pid = wait_until(lambda: self.pid_of(actor), f"process of {actor}")
-        os.kill(pid, number)
+        """Signal an actor as soon as it has a process; see `strike`."""
+        return self.strike(lambda: self.pid_of(actor), actor, number)
+
+    def strike(self, find: Callable[[], int | None], what: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signal a process of the run as soon as `find` returns its id; return the id.
+
+        After SIGKILL the process has ended: a second kill of the same actor hits its next incarnation. A run that ends
+        before fails the test.
+        """
+        descriptor = -1
+
+        def signalled() -> int | None:
+            nonlocal descriptor
+            if (pid := find()) is None:
+                assert self.is_up, f"the run ended before {what} had a process; give it more steps"
+                return None
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                signal.pidfd_send_signal(descriptor, number)
+                return pid
+            return None
+
+        pid: int = wait_until(signalled, f"process of {what}")
+        if number == signal.SIGKILL:
+            wait_for_end(descriptor)
+        os.close(descriptor)
         return pid
+
+    @property
+    def is_up(self) -> bool:
+        """Whether `relax up` has not ended; true of a run that a test observes, and has not started."""
+        return self.process is None or self.process.poll() is None
 
     def stop(self) -> None:
         """Stop whatever still runs, at the end of a test."""
@@ -182,8 +227,7 @@ class Run:
         if self.process is None:
             return
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.communicate(timeout=60)
+            self._terminate()
         # A test that failed has not read them to their end.
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:

@@ -166,10 +166,10 @@ def slower_share_of_sevens(completion: str, prompt: Prompt) -> float:
 
 
 def gated_share_of_sevens(completion: str, prompt: Prompt) -> float:
-    """`share_of_sevens`, as soon as the file named by the environment variable GATE exists."""
+    """`slow_share_of_sevens`, as soon as the file named by the environment variable GATE exists."""
     while not Path(os.environ["GATE"]).exists():
         threading.Event().wait(0.05)
-    return share_of_sevens(completion, prompt)
+    return slow_share_of_sevens(completion, prompt)
 
 
 def share_of_sevens_or_nothing(completion: str, prompt: Prompt) -> float:

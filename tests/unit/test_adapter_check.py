@@ -12,7 +12,7 @@ import pytest
 from relax_actors.checks.examine import examine
 from relax_actors.config import Config
 from relax_actors.data.adapter import AdapterForm, match_saved, match_targets
-from relax_actors.data.adapter_check import check_adapter
+from relax_actors.data.adapter_check import check_adapter, expert_layers
 from relax_actors.engines.backends import check_adapters, footprints
 from relax_actors.engines.sglang.adapter_form import check_served
 from relax_actors.errors import ConfigError
@@ -133,6 +133,7 @@ def test_folder_of_an_adapter_that_cannot_be_trained_is_refused(
 
 
 DATA = {"kind": "python", "function": "tests.support.tiny_tasks.make", "size": 8}
+EXPERTS = {"targets": ["all-linear", "experts.gate_up_proj", "experts.down_proj"]}
 MERGE = "set rollout.sglang.merge_adapter = true"
 
 
@@ -140,7 +141,8 @@ MERGE = "set rollout.sglang.merge_adapter = true"
     ("architecture", "lora", "sglang", "message"),
     [
         (QWEN3, {"modules_to_save": ["norm"]}, {}, f"modules_to_save = ['norm']: SGLang's adapters .*; {MERGE}"),
-        (qwen3_moe(QWEN3), {}, {}, f"a model with experts: .*; {MERGE}"),
+        (qwen3_moe(QWEN3), EXPERTS, {}, f"change only q_proj, .* in a model with experts; {MERGE}"),
+        (qwen3_moe(QWEN3), {"targets": ["v_proj"]}, {}, f"files hold experts joined .*; {MERGE}"),
         (TORCH["glm4"], {}, {}, f"layers ['gate_up_proj']: SGLang's adapters change only q_proj, .*; {MERGE}"),
         (QWEN3, {}, {"weights": "tensors"}, f'weights = "tensors" is for full sets of weights, .*; .*{MERGE}'),
     ],
@@ -206,13 +208,39 @@ def test_offloaded_base_is_counted_in_float32(tmp_path: Path, base: Path) -> Non
     assert bytes_of(offload=True) == bytes_of() + 2
 
 
-def test_experts_that_share_one_tensor_are_no_targets(tmp_path: Path) -> None:
+def test_experts_have_adapters_by_their_own_names_alone(tmp_path: Path) -> None:
     folder = base_folder(tmp_path, qwen3_moe(QWEN3))
     (note,) = check_adapter(adapter_config(tmp_path / "run", folder), folder)
-    assert "8 of 9 linear layers" in note  # without the output head
-    assert note.endswith("% of the model; its experts have no adapter")
+    assert "8 of 9 linear layers, none of experts" in note  # without the output head
+    named = {"rank": 2, "targets": ["q_proj", "*.layers.0.*.experts.*"]}
+    (note,) = check_adapter(adapter_config(tmp_path / "run", folder, named), folder)
+    # Two projections of queries; of each of four experts gate with up, from 32 to 64 numbers, and down, from 32 to 32.
+    size = 2 * (2 * (32 + 32) + 4 * (32 + 64 + 32 + 32))
+    assert f"2 of 9 linear layers and 2 of 4 tensors of experts, {size} parameters" in note
+    dropped = adapter_config(tmp_path / "run", folder, named | {"dropout": 0.1})
+    assert "PEFT drops no inputs of experts" in refusal(dropped, folder)
     for setting in ("targets", "modules_to_save"):
         for name in ("experts.0.up_proj", "experts", "model.layers.1.mlp.e*"):
             config = adapter_config(tmp_path / "run", folder, {setting: [name]})
-            message = f"lora.{setting}: '{name}' names experts, which are not trained with [lora]"
+            message = f"lora.{setting}: '{name}' names experts, which "
             assert refusal(config, folder).startswith(message)
+            assert '"experts.gate_up_proj" and "experts.down_proj"' in refusal(config, folder)
+
+
+def test_experts_of_files_are_those_of_transformers_unless_transposed_or_with_biases() -> None:
+    def apart(parts: str) -> dict[str, list[int]]:
+        shapes = {"gate": [16, 32], "up": [16, 32], "down": [32, 16], "w1": [16, 32]}
+        return {f"model.layers.3.mlp.experts.{n}.{p}_proj.weight": shapes[p] for n in range(11) for p in parts.split()}
+
+    joined = {
+        "model.layers.3.mlp.experts.gate_up_proj": [11, 32, 32],
+        "model.layers.3.mlp.experts.down_proj": [11, 32, 16],
+    }
+    assert expert_layers(apart("gate up down")) == expert_layers(joined) == joined
+    assert expert_layers(apart("up down")) == expert_layers(apart("w1")) == {}
+    assert expert_layers(joined | {"model.layers.3.mlp.experts.gate_up_proj_bias": [11, 32]}) == {}
+    llama4 = {
+        "model.layers.3.mlp.experts.gate_up_proj": [11, 24, 32],
+        "model.layers.3.mlp.experts.down_proj": [11, 16, 24],
+    }
+    assert expert_layers(llama4) == {}

@@ -16,6 +16,7 @@ from relax_actors.config.training import CriticSection
 from relax_actors.data.adapter import form_of
 from relax_actors.engines.protocols import train
 from relax_actors.engines.sglang.merged_adapter import MergedAdapter
+from relax_actors.engines.sglang.weight_loaders import to_checkpoint_names
 from relax_actors.engines.torch.adapter import MARKS, Adapter, run_weights
 from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.engines.torch.engine import TorchEngine
@@ -29,15 +30,28 @@ from relax_actors.weights import files as weights
 from tests.conformance.base.training_engine import begun, folder_of, silent
 from tests.support.adapters import adapter_config, base_folder
 from tests.support.batches import batch_of, batch_of_generations, valued
-from tests.support.models import ReferenceModel, request_of
+from tests.support.models import QWEN3, ReferenceModel, qwen3_moe, request_of
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
 KL = {"algorithm": {"kl": {"place": "loss", "coefficient": 0.1}}}
 
 
+EXPERTS = ["all-linear", "experts.gate_up_proj", "experts.down_proj"]
+of_both_kinds = pytest.mark.parametrize(
+    ("base", "targets"),
+    [(QWEN3, "all-linear"), (qwen3_moe(QWEN3), EXPERTS)],
+    indirect=["base"],
+    ids=["dense", "experts"],
+)
+
+
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return base_folder(tmp_path)
+def base(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Folder of a base, whose file holds the matrices of experts apart, as those of the hub."""
+    folder = base_folder(tmp_path, getattr(request, "param", QWEN3))
+    file = folder / "model.safetensors"
+    weights.save(to_checkpoint_names(dict(weights.load([file]))), file)
+    return folder
 
 
 def rollout_of(config: Config) -> TransformersEngine:
@@ -69,10 +83,11 @@ def test_a_step_changes_the_adapter_and_no_weight_of_the_base(tmp_path: Path, ba
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@of_both_kinds
 def test_log_probs_of_every_engine_move_with_the_adapter_and_are_the_trainers(
-    tmp_path: Path, base: Path, precision: str
+    tmp_path: Path, base: Path, targets: str | list[str], precision: str
 ) -> None:
-    config = adapter_config(tmp_path / "run", base, trainer={"precision": precision})
+    config = adapter_config(tmp_path / "run", base, {"targets": targets}, trainer={"precision": precision})
     engine, rollout, scorer = begun(TorchEngine(config)), rollout_of(config), TorchScorer(config)
     request, found, rounding = request_of("12>", 3), [], 1e-5 if precision == "float32" else 0.05
     for version in (0, 1):
@@ -233,8 +248,9 @@ def test_scores_are_computed_without_dropped_inputs(tmp_path: Path, base: Path) 
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_critic_has_an_adapter_of_its_own(tmp_path: Path, base: Path) -> None:
-    config = adapter_config(tmp_path / "run", base)
+@of_both_kinds
+def test_critic_has_an_adapter_of_its_own(tmp_path: Path, base: Path, targets: str | list[str]) -> None:
+    config = adapter_config(tmp_path / "run", base, {"targets": targets})
     policy = tmp_path / "0.safetensors"
     begun(TorchEngine(config)).publish(policy)
     settings = CriticSection(learning_rate=1e-3, value_clip=0)
@@ -260,21 +276,26 @@ def test_critic_has_an_adapter_of_its_own(tmp_path: Path, base: Path) -> None:
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
-def test_merged_model_has_the_log_probs_of_the_adapter(tmp_path: Path, base: Path) -> None:
-    engine = stepped(adapter_config(tmp_path / "run", base, {"export_merged": True}))
+@of_both_kinds
+def test_merged_model_has_the_log_probs_of_the_adapter(tmp_path: Path, base: Path, targets: str | list[str]) -> None:
+    engine = stepped(adapter_config(tmp_path / "run", base, {"targets": targets, "export_merged": True}))
     engine.export(folder := folder_of(tmp_path / "model"))
     config = adapter_config(tmp_path / "other", base).model_copy(update={"lora": None})
     scorer = TorchScorer(config, path=None)
     copy_into(scorer.model, read_folder(build(folder), folder), "merged")
     path = tmp_path / "merged.safetensors"
-    weights.save(weights.load([folder / "model.safetensors"]), path)
+    weights.save(read_folder(scorer.model, folder), path)
     scorer.load(1, weights.fingerprint(weights.load([path])), [path])
     for mine, theirs in zip(engine.score(batch_of(3), silent), scorer.score(batch_of(3), silent), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
-def test_full_sets_for_servers_are_those_of_the_merged_model(tmp_path: Path, base: Path) -> None:
-    config = adapter_config(tmp_path / "run", base, {"modules_to_save": ["norm"], "export_merged": True})
+@of_both_kinds
+def test_full_sets_for_servers_are_those_of_the_merged_model(
+    tmp_path: Path, base: Path, targets: str | list[str]
+) -> None:
+    form = {"targets": targets, "modules_to_save": ["norm"], "export_merged": True}
+    config = adapter_config(tmp_path / "run", base, form)
     engine, path = stepped(config), tmp_path / "1.safetensors"
     engine.publish(path)
     engine.export(folder := folder_of(tmp_path / "model"))

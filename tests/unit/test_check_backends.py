@@ -123,6 +123,23 @@ def test_memory_of_a_server_follows_its_precision() -> None:
     assert rollout("rollout.sglang.urls=['http://127.0.0.1:1', 'http://127.0.0.1:2']") == 0
 
 
+def test_server_stays_in_host_memory_where_others_move_to_the_disk() -> None:
+    def sizes(backend: str, release: str, device: str) -> dict[str, int]:
+        shared = ("placement.colocate=[['rollout','trainer']]", f"placement.release={release}")
+        devices = (f"rollout.device={device}", f"trainer.device={device}", f"rollout.backend={backend}")
+        grown = [
+            memory_of_roles(load_config(DEMO, [*shared, *devices]), ModelFacts(n * MIB, 64, 14, "qwen3"))
+            for n in (1, 2)
+        ]
+        return {role: (grown[1][role] - grown[0][role]) // MIB for role in ("trainer", "rollout")}
+
+    assert sizes("sglang", "host", "cuda") == {"trainer": 16, "rollout": 8}
+    assert sizes("sglang", "disk", "cuda") == {"trainer": 0, "rollout": 8}
+    assert sizes("sglang", "disk", "cpu") == {"trainer": 16, "rollout": 8}
+    assert sizes("transformers", "disk", "cuda") == {"trainer": 0, "rollout": 0}
+    assert sizes("transformers", "disk", "cpu") == {"trainer": 16, "rollout": 0}
+
+
 def test_ranks_share_the_optimizer() -> None:
     wide = ["trainer.backend=megatron", "trainer.megatron.ranks=4", "trainer.megatron.tensor_parallel=2"]
     assert memory(*wide)["trainer"] == 2 * 8 + 8

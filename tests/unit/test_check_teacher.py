@@ -162,6 +162,12 @@ def test_memory_of_a_teacher_that_writes_counts_in_each_rollout(tmp_path: Path, 
     assert memory_of_roles(served, facts)["rollout"] - memory_of_roles(alone, facts)["rollout"] > 3 << 30
 
 
+def test_server_of_the_policy_leaves_memory_to_that_of_a_teacher_that_writes(errors: Errors, teacher: Path) -> None:
+    run = (*WRITES, f"roles.teacher.model={teacher}", "rollout.backend=sglang", "rollout.device=cuda")
+    assert "set rollout.sglang.memory_fraction" in " ".join(errors(*run))
+    assert "memory_fraction" not in " ".join(errors(*run, "rollout.sglang.memory_fraction=0.5"))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_seed_alone_decides_which_rows_the_teacher_writes(share: float) -> None:
     distil = f"algorithm.distil={{place='loss', kind='forward_kl', top_k=3, student_share={share}}}"

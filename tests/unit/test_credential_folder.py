@@ -130,7 +130,7 @@ def test_two_commands_change_a_server_one_after_the_other(tmp_path: Path) -> Non
     with KeyedServer(keys).lock():
         process = subprocess.Popen([*code, "--server", str(keys)], stdout=subprocess.DEVNULL)
         waits = f"-> FLOCK  ADVISORY  WRITE {process.pid} "
-        wait_until(lambda: waits in Path("/proc/locks").read_text(), "wait for the lock", 30)
+        wait_until(lambda: waits in Path("/proc/locks").read_text(), "wait for the lock")
         assert list(KeyedServer(keys).runs) == ["first"]
     assert process.wait(30) == 0
     assert list(KeyedServer(keys).runs) == ["first", "second"]

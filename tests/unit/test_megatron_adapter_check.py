@@ -17,6 +17,8 @@ from tests.support.text_families import MEGATRON
 from tests.support.tiny_media_models import architecture_of
 
 ALONE: dict[str, Any] = {}
+EXPERTS: dict[str, Any] = {"targets": ["all-linear", "experts.gate_up_proj", "experts.down_proj"]}
+HALVES = {"ranks": 2, "tensor_parallel": 2, "sequence_parallel": True}
 STAGES = {"ranks": 2, "pipeline_parallel": 2}
 
 
@@ -38,8 +40,9 @@ def refusal(folder: Path, architecture: dict[str, Any], lora: dict[str, Any], se
         (QWEN3, {"modules_to_save": ["q_proj"]}, ALONE, "in one parameter with model.layers.0.self_attn.k_proj"),
         (MEGATRON["qwen2_moe"], {}, ALONE, "lora.targets match model.layers.0.mlp.shared_expert_gate"),
         (architecture_of("qwen3_vl"), {}, ALONE, "trains models of text"),
+        (MEGATRON["qwen3_moe"], EXPERTS, HALVES, "set trainer.megatron.expert_tensor_parallel = 1"),
     ],
-    ids=["dropout", "part of a parameter", "gate of shared experts", "pictures"],
+    ids=["dropout", "part of a parameter", "gate of shared experts", "pictures", "halves of experts"],
 )
 def test_what_cannot_be_trained_is_refused_with_the_remedy(
     tmp_path: Path, architecture: dict[str, Any], lora: dict[str, Any], section: dict[str, Any], message: str
@@ -54,6 +57,7 @@ def test_what_cannot_be_trained_is_refused_with_the_remedy(
         (QWEN3, {}, STAGES),
         (QWEN3, {"modules_to_save": ["q_proj", "k_proj", "v_proj", "norm"], "targets": ["o_proj"]}, ALONE),
         (MEGATRON["qwen2_moe"], {"targets": ["q_proj", "o_proj"]}, ALONE),
+        (MEGATRON["qwen3_moe"], EXPERTS, HALVES | {"expert_tensor_parallel": 1}),
     ],
 )
 def test_what_can_be_trained_is_not_refused(

@@ -31,9 +31,9 @@ from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.partial_sample import PartialSample, routed_experts
 from relax_actors.engines.sglang.row_streams import SampleLimit
-from relax_actors.engines.sglang.server import Server, pickled
+from relax_actors.engines.sglang.server import Server
 from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, server_arguments
-from relax_actors.engines.sglang.weight_loaders import DiskLoader, to_checkpoint_names
+from relax_actors.engines.sglang.weight_loaders import DiskLoader, pickled, to_checkpoint_names
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, ConfigError, EngineError, RelaxError
 from relax_actors.isolation.janitor import SHARED_MEMORY, Janitor, segments
@@ -311,7 +311,9 @@ def test_server_arguments_follow_the_configuration() -> None:
     )
     assert (arguments["--log-level"], arguments["--max-running-requests"]) == ("debug", "8")
     assert "--enable-deterministic-inference" in arguments
-    assert "--attention-backend" not in arguments
+    assert arguments["--attention-backend"] == "triton"
+    half = config_of(trainer={"precision": "bfloat16"})
+    assert "--attention-backend" not in server_arguments(half, Path("model"), FACTS, 99, key="k", cuda=True)
     long = ModelFacts(parameters=10, context_length=1 << 15, vocabulary=14, model_type="qwen3")
     arguments = pairs(server_arguments(config_of(), Path("model"), long, 99, key="k", cuda=False))
     assert arguments["--max-total-tokens"] == str(CPU_TOKENS)

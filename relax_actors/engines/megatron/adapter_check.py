@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from relax_actors.config import Config
-from relax_actors.data.adapter import AdapterForm, form_of, match_saved, match_targets
-from relax_actors.data.adapter_check import linear_layers
+from relax_actors.data.adapter import AdapterForm, form_of, match_saved, of_experts
+from relax_actors.data.adapter_check import matched_layers
 from relax_actors.data.model_folder import stored_shapes
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.errors import ConfigError
@@ -36,6 +36,14 @@ def check_adapter(config: Config, layout: Layout, model: Path, role: str) -> Non
         raise ConfigError(msg)
     form = form_of(config.lora)
     _check_modules(form, model, setting)
+    experts = next((name for name in matched_layers(stored_shapes(model), form) if of_experts(name)), None)
+    if experts is not None and layout.expert_tensor > 1:
+        msg = (
+            f"{setting}: lora.targets match {experts}, and {role}.megatron.expert_tensor_parallel = "
+            f"{layout.expert_tensor} shares each expert among ranks, whose adapters would need an exchange of their "
+            f"own; set {role}.megatron.expert_tensor_parallel = 1"
+        )
+        raise ConfigError(msg)
     if form.dropout and layout.pipeline > 1 and config.trainer.recompute == "full":
         msg = (
             f"lora.dropout = {form.dropout:g} with trainer.recompute and {role}.megatron.pipeline_parallel = "
@@ -48,7 +56,7 @@ def check_adapter(config: Config, layout: Layout, model: Path, role: str) -> Non
 def _check_modules(form: AdapterForm, model: Path, setting: str) -> None:
     shapes = stored_shapes(model)
     modules = {name.rpartition(".")[0] for name in shapes}
-    for target in match_targets(linear_layers(shapes), modules, form.targets):
+    for target in matched_layers(shapes, form):
         if target.endswith(_SHARED_GATE):
             msg = (
                 f"{setting}: lora.targets match {target}, which Megatron-Core computes in the module of the shared "

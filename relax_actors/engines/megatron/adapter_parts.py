@@ -7,7 +7,7 @@ each layer of transformers, so that the numbers, the published names and PEFT's 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,12 +30,14 @@ class LayerParts:
         weight: the tensors of the parts, in the order in which the layer holds them, and how it holds them.
         targets: names of the parts that have an adapter.
         groups: query groups that the outputs are interleaved by; 1 if they are not.
+        experts: keys of the same layer of all experts, its own included, where it is that of an expert; else empty.
     """
 
     key: str
     weight: Weight
     targets: tuple[str, ...]
     groups: int
+    experts: tuple[str, ...] = ()
 
     @property
     def parts(self) -> Iterator[tuple[str, int]]:
@@ -61,6 +63,10 @@ def layers_with_parts(conversion: Conversion, modules: AdapterModules) -> list[L
     left, layers = set(modules.targets), []
     for weight in conversion.weights:
         names = [name.removesuffix(_WEIGHT) for name in weight.names]
+        if weight.form == "experts" and names[0] in left:
+            left.discard(names[0])
+            one = replace(weight, form="same", shapes=tuple(shape[1:] for shape in weight.shapes))
+            layers += [LayerParts(key, one, (names[0],), 1, weight.keys) for key in weight.keys]
         if weight.form in ("same", "stacked", "groups") and weight.keys[0].endswith(_WEIGHT):
             targets = tuple(name for name in names if name in left)
             left -= set(targets)
@@ -83,11 +89,12 @@ def adapter_weights(conversion: Conversion, layers: Sequence[LayerParts], module
     """
     rank, weights = modules.form.rank, [Weight((mark,), (mark,), ((size,),)) for mark, size in MARK_BYTES.items()]
     for layer in layers:
+        if layer.experts and layer.key != layer.experts[0]:
+            continue  # the tensors are those of all experts
         for name, outputs in layer.parts:
             if name in layer.targets:
-                down, up = (adapter_key(layer.key, name, end) for end in (ADAPTER_DOWN, ADAPTER_UP))
-                weights.append(Weight((down,), (name + DOWN,), ((rank, layer.inputs),)))
-                weights.append(Weight((up,), (name + UP,), ((outputs, rank),)))
+                weights.append(_matrix(layer, name, (ADAPTER_DOWN, DOWN), (rank, layer.inputs)))
+                weights.append(_matrix(layer, name, (ADAPTER_UP, UP), (outputs, rank)))
     prefixes = tuple(f"{name}." for name in modules.saved)
     for weight in conversion.weights if prefixes else ():
         whole = [name for name in weight.names if name.startswith(prefixes)]
@@ -101,3 +108,11 @@ def adapter_weights(conversion: Conversion, layers: Sequence[LayerParts], module
         if whole:
             weights.append(weight)
     return weights
+
+
+def _matrix(layer: LayerParts, name: str, ends: tuple[str, str], shape: tuple[int, ...]) -> Weight:
+    """Return A or B of a part, with the ends of its key and name; of experts one tensor holds those of all."""
+    if not layer.experts:
+        return Weight((adapter_key(layer.key, name, ends[0]),), (name + ends[1],), (shape,))
+    keys = tuple(adapter_key(key, name, ends[0]) for key in layer.experts)
+    return Weight(keys, (name + ends[1],), ((len(keys), *shape),), "experts")

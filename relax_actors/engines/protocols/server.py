@@ -12,7 +12,7 @@ import json
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,6 +44,10 @@ class ServerSpec:
     """A ready server that does not answer `health` for so long is killed."""
     shared_memory: tuple[str, ...] = ()
     """Beginnings of the names of shared-memory segments that the server may leave when it is killed."""
+    leave: Callable[[ServerRecord, Callable[[], bool]], None] | None = None
+    """Have the server free the memory of its device, where roles take turns there, unless it has, or its actor holds
+    the device by now, which the second argument tells; raises EngineError if the server does not. The keeper calls it
+    after each turn of the actor, which may have been killed in the turn."""
 
 
 @dataclass(frozen=True, slots=True)

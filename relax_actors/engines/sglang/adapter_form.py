@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.config import Config
-from relax_actors.data.adapter import AdapterForm, form_of, match_targets
-from relax_actors.data.adapter_check import linear_layers
+from relax_actors.data.adapter import AdapterForm, form_of, of_experts
+from relax_actors.data.adapter_check import matched_layers
 from relax_actors.data.model_folder import stored_shapes
 from relax_actors.errors import ConfigError
 
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Last parts of the names of layers that SGLang joins."""
-SERVED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Last parts of the names of layers to which SGLang adds an adapter as the trainer does."""
+OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+SERVED = (*OF_ATTENTION, "gate_proj", "up_proj", "down_proj")
+"""Last parts of the names of layers to which SGLang adds an adapter as the trainer does. In a model with experts the
+last three would name the experts, too, whose adapters SGLang computes on CUDA alone."""
 ADAPTERS_TOGETHER = 3
 """Adapters that a server computes with in one batch: the base, the version in use and the one before it."""
 MERGE = "set rollout.sglang.merge_adapter = true to serve it added to the weights"
@@ -27,9 +29,7 @@ MERGE = "set rollout.sglang.merge_adapter = true to serve it added to the weight
 
 def adapted_layers(folder: Path, form: AdapterForm) -> list[str]:
     """Return the full names of the layers of a model folder that an adapter changes; raises as `match_targets`."""
-    shapes = stored_shapes(folder)
-    modules = {name.rpartition(".")[0] for name in shapes}
-    return match_targets(linear_layers(shapes), modules, form.targets)
+    return matched_layers(stored_shapes(folder), form)
 
 
 def siblings(layer: str) -> list[str]:
@@ -62,13 +62,14 @@ def check_served(form: AdapterForm, folder: Path, *, has_experts: bool) -> None:
     if form.saved:
         msg = f"lora.modules_to_save = {list(form.saved)}: SGLang's adapters have no whole modules; {MERGE}"
         raise ConfigError(msg)
-    if has_experts:
-        msg = f'rollout.backend = "sglang" with [lora] and a model with experts: SGLang joins its layers; {MERGE}'
-        raise ConfigError(msg)
     layers, stored = adapted_layers(folder, form), stored_shapes(folder)
-    names = {layer.rpartition(".")[2] for layer in layers}
-    if others := sorted(names.difference(SERVED)):
-        msg = f"lora.targets match layers {others}: SGLang's adapters change only {', '.join(SERVED)}; {MERGE}"
+    names, served = {layer.rpartition(".")[2] for layer in layers}, OF_ATTENTION if has_experts else SERVED
+    if others := sorted(names.difference(served)):
+        where = " in a model with experts" if has_experts else ""
+        msg = f"lora.targets match layers {others}: SGLang's adapters change only {', '.join(served)}{where}; {MERGE}"
+        raise ConfigError(msg)
+    if joined := next((name for name in stored if of_experts(name)), None):
+        msg = f"the model's files hold experts joined ({joined}), and SGLang reads those of each expert; {MERGE}"
         raise ConfigError(msg)
     for layer in layers:
         if missing := [name for name in siblings(layer) if f"{name}.weight" not in stored]:

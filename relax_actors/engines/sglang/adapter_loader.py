@@ -19,8 +19,8 @@ from torch import Tensor
 from relax_actors.data.adapter import DOWN, PREFIX, UP, AdapterForm
 from relax_actors.data.model_folder import stored_shapes
 from relax_actors.engines.sglang.adapter_form import peft_config, siblings
-from relax_actors.engines.sglang.server import Server, pickled_by_name
-from relax_actors.engines.sglang.weight_loaders import StagedWeights
+from relax_actors.engines.sglang.server import Server
+from relax_actors.engines.sglang.weight_loaders import StagedWeights, pickled_by_name
 from relax_actors.engines.torch.adapter import BASE, MARKS, SCALE, check_base, check_scale, digest_of
 from relax_actors.errors import StoreError
 from relax_actors.weights import files as weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,7 @@ class SglangBackend(InferenceBackend):
             key_variable=launch.KEY_VARIABLE,
             environment={"GLOO_SOCKET_IFNAME": "lo"},
             shared_memory=SEGMENTS,
+            leave=_leave,
         )
 
     def check_engine(self, config: Config, url: str, key: str) -> None:
@@ -202,6 +203,17 @@ class SglangBackend(InferenceBackend):
             gpus=settings.tensor_parallel,
             computes_on_cpu=False,
         )
+
+
+def _leave(record: ServerRecord, is_held: Callable[[], bool]) -> None:
+    """Have a server leave its GPU; see `ServerSpec.leave`."""
+    from relax_actors.engines.sglang.server import Server  # noqa: PLC0415 for the keepers of such servers alone
+
+    server = Server(record)
+    try:
+        server.leave(is_held)
+    finally:
+        server.close()
 
 
 def _check_model(config: Config, fields: Mapping[str, Any], model_type: str, *, reads_text_only: bool) -> None:

@@ -121,8 +121,8 @@ class ServerConnection:
     def release_memory(self) -> int:
         """Have the idle server leave its GPU; return the bytes that it frees there."""
         server, room = self.server, self.room
-        if server is None or room is None or self._is_away:
-            return 0
+        if server is None or room is None or self._is_away or not room.leaving_bytes:
+            return 0  # a server on a CPU keeps its memory, and the prefixes in its cache
         try:
             self.wait_until_idle(server)
             server.release_memory()

@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 
 from broker.process import spawn, stop
-from relax_actors.data.model_folder import measure
+from relax_actors.data.model_folder import measure, stored_shapes
 from relax_actors.engines.protocols.server import ServerRecord, ServerSpec, free_port, generates
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.launch import FROZEN_VARIABLE
-from relax_actors.engines.sglang.weight_loaders import DiskLoader
+from relax_actors.engines.sglang.weight_loaders import DiskLoader, ModelFolder, has_checkpoint_names
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.isolation.proc import process
 from relax_actors.runtime import Context
@@ -91,9 +91,15 @@ class FrozenEngine(SglangEngine):
             progress=context.progress,
             stopping=context.stopping,
         )
-        super().__init__(self._own.find, DiskLoader(self._own.scratch / "weights"), settings)
-        shards = sorted(model.glob("*.safetensors"))
-        self.load(0, weights.fingerprint(weights.load(shards)), shards)
+        if has_checkpoint_names(stored_shapes(model)):
+            folder = ModelFolder(model.absolute())
+            super().__init__(self._own.find, folder, settings)
+            self._staged = folder.weights()
+            self.swap()
+        else:
+            super().__init__(self._own.find, DiskLoader(self._own.scratch / "weights"), settings)
+            shards = sorted(model.glob("*.safetensors"))
+            self.load(0, weights.fingerprint_of_files(shards), shards)
 
     def close(self) -> None:
         """Disconnect from the server, and end it."""

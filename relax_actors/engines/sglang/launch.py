@@ -73,8 +73,12 @@ def main() -> None:
 
 
 def _without_policy(config: Config, device: str) -> Config:
-    """Return the settings of the server of a frozen model, without those of the policy's adapter, experts and GPUs."""
-    sglang = config.rollout.sglang.model_copy(update={"tensor_parallel": 1, "arguments": []})
+    """Return the settings of the server of a frozen model, without those of the policy's adapter, experts and GPUs.
+
+    It takes SGLang's own share of the memory that is free when it starts, so also beside a server of the policy.
+    """
+    own = {"tensor_parallel": 1, "arguments": [], "memory_fraction": None, "kv_tokens": None}
+    sglang = config.rollout.sglang.model_copy(update=own)
     rollout = config.rollout.model_copy(update={"device": device, "sglang": sglang})
     trainer = config.trainer.model_copy(update={"router_replay": False})
     return config.model_copy(update={"rollout": rollout, "trainer": trainer, "lora": None})

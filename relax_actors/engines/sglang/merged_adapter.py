@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from relax_actors.data.adapter import DOWN, UP, AdapterForm
+from relax_actors.data.adapter import DOWN, EXPERT, EXPERTS_DOWN, GATE_UP, UP, AdapterForm, weight_name
 from relax_actors.engines.torch.adapter import BASE, SCALE, check_base, check_scale, digest_of
 from relax_actors.engines.torch.lora_linear import merge
 from relax_actors.weights import files as weights
@@ -37,6 +37,18 @@ class MergedAdapter:
         whole = {name: t for name, t in tensors.items() if name in self._base}
         merged = self._base | whole
         for name in (name.removesuffix(DOWN) for name in tensors if name.endswith(DOWN)):
-            weight = self._base[f"{name}.weight"]
-            merged[f"{name}.weight"] = merge(weight, tensors[name + DOWN], tensors[name + UP], self._form.scale)
+            down, up, own = tensors[name + DOWN], tensors[name + UP], weight_name(name)
+            if own in self._base:
+                merged[own] = merge(self._base[own], down, up, self._form.scale)
+            else:  # the files hold the matrices of experts apart
+                merged |= dict(self._merged_apart(name, down, up))
         return merged
+
+    def _merged_apart(self, name: str, down: Tensor, up: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the matrices of a tensor of experts with their adapters; of gate and up projection B has one half."""
+        layer = name.removesuffix(GATE_UP).removesuffix(EXPERTS_DOWN)
+        parts = ("gate", "up") if name.endswith(GATE_UP) else ("down",)
+        for n, (own_down, own_up) in enumerate(zip(down, up, strict=True)):
+            for part, half in zip(parts, own_up.chunk(len(parts)), strict=True):
+                matrix = f"{layer}{EXPERT}{n}.{part}_proj.weight"
+                yield matrix, merge(self._base[matrix], own_down, half, self._form.scale)

@@ -21,7 +21,7 @@ from relax_actors.engines.protocols.server import ServerSpec
 from relax_actors.engines.sglang.frozen_server import FrozenServer
 from relax_actors.engines.sglang.reward_check import SCORE_CLASSES
 from relax_actors.engines.sglang.server import Server, ServerGoneError
-from relax_actors.engines.sglang.weight_loaders import DiskLoader, StagedWeights
+from relax_actors.engines.sglang.weight_loaders import DiskLoader, ModelFolder, StagedWeights, WeightLoader
 from relax_actors.errors import ActorError, EngineError
 from relax_actors.runtime import Context
 from relax_actors.weights import files as weights
@@ -50,13 +50,17 @@ class SglangRewardModel:
         self._seconds = context.config.roles[context.role].deadline
         self._together = 1 if context.config.run.deterministic else TOGETHER
         self._own = FrozenServer(context, spec, path, device, scores=True)
-        tensors = dict(weights.load(sorted(path.glob("*.safetensors"))))
-        name = json.loads((path / "config.json").read_text())["architectures"][0]
-        if SCORE_CLASSES[name] and BIAS not in tensors:  # the server's own would be random
-            tensors[BIAS] = torch.zeros(stored_shapes(path)[HEAD][0])
-        self._weights = StagedWeights(0, weights.fingerprint(tensors))
-        self._loader = DiskLoader(self._own.scratch / "weights")
-        self._loader.stage(self._weights, tensors)
+        name, shapes = json.loads((path / "config.json").read_text())["architectures"][0], stored_shapes(path)
+        self._loader: WeightLoader
+        if SCORE_CLASSES[name] and BIAS not in shapes:  # the server's own would be random
+            tensors = dict(weights.load(sorted(path.glob("*.safetensors"))))
+            tensors[BIAS] = torch.zeros(shapes[HEAD][0])
+            self._weights = StagedWeights(0, weights.fingerprint(tensors))
+            self._loader = DiskLoader(self._own.scratch / "weights")
+            self._loader.stage(self._weights, tensors)
+        else:
+            self._loader = folder = ModelFolder(path.absolute())
+            self._weights = folder.weights()
         self._server: Server | None = None
         self._ready()
 

@@ -6,24 +6,24 @@ refuses.
 
 from __future__ import annotations
 
-import base64
-import io
-import pickle
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import torch
-from torch import Tensor
 
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.errors import EngineError
 
+if TYPE_CHECKING:  # the keeper of a server imports this module without torch
+    from torch import Tensor
+
 CONNECT_SECONDS, ANSWER_SECONDS, LOAD_SECONDS = 5.0, 60.0, 600.0
 UNLOAD_SECONDS = 5.0
 """Time for a server to unload an adapter. It waits for requests that use it, and does so without a client, too."""
+POLL_SECONDS = 0.05
 OK = 200
 UNFINISHED = "unfinished"
 """Name of the weights while an update is in progress."""
@@ -179,6 +179,27 @@ class Server:
         self._rename(name.removeprefix(AWAY))
         return True
 
+    def leave(self, is_held: Callable[[], bool]) -> None:
+        """Have a server whose actor was killed in its turn leave its GPU.
+
+        Does nothing to a server on a CPU, to one that has left, and while the actor holds the device: `is_held`.
+
+        Raises:
+            EngineError: it does not leave.
+        """
+        if not self.room().leaving_bytes or self.identity().startswith(AWAY) or is_held():
+            return
+        if self.identity().startswith(AWAY):  # the actor had left between the two answers
+            return
+        end = time.monotonic() + ANSWER_SECONDS
+        self.abort()
+        while not self.is_idle():
+            if time.monotonic() > end:
+                msg = f"the server at {self.record.url} does not end its requests within {ANSWER_SECONDS:g} s"
+                raise EngineError(msg)
+            time.sleep(POLL_SECONDS)
+        self.release_memory()
+
     def pause(self) -> None:
         """Pause between two tokens; running samples return to the queue.
 
@@ -231,26 +252,3 @@ def _leaving_bytes(info: Mapping[str, Any]) -> int:
 def authorization(record: ServerRecord) -> dict[str, str]:
     """Return the authorization header for a server."""
     return {"Authorization": f"Bearer {record.key}"} if record.key else {}
-
-
-def pickled(tensors: Mapping[str, Tensor]) -> str:
-    """Return tensors in SGLang's request format: base64 of a pickled list of names and tensors.
-
-    Tensors are copied first: pickle would store a view with the whole buffer that it refers to.
-    """
-    return _encoded(list(_copied(tensors).items()))
-
-
-def pickled_by_name(tensors: Mapping[str, Tensor]) -> str:
-    """Return the tensors of an adapter in SGLang's request format: base64 of a pickled dict; see `pickled`."""
-    return _encoded(_copied(tensors))
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-
-
-def _encoded(tensors: Any) -> str:
-    file = io.BytesIO()
-    pickle.dump(tensors, file)
-    return base64.b64encode(file.getvalue()).decode()

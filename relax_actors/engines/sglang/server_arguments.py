@@ -38,13 +38,13 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
         "grammar-backend": "none",
         "random-seed": config.run.seed,
         "log-level-http": "warning",
+        **_attention_backend(dtype, cuda=cuda),
     }
     flags = ["skip-tokenizer-init", "incremental-streaming-output"]
     if config.media is not None:
         flags.append("enable-multimodal")
     tokens = settings.kv_tokens
     if not cuda:
-        values["attention-backend"] = "torch_native"
         tokens = tokens or min(CPU_TOKENS, samples * facts.context_length)
         flags.append("sleep-on-idle")
     if tokens is not None:
@@ -66,6 +66,13 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
     secret = f"--api-key={key}"
     adapter = adapter_arguments(config, cuda=cuda)
     return [*named, *(f"--{flag}" for flag in flags), *adapter, *settings.arguments, secret]
+
+
+def _attention_backend(dtype: str, *, cuda: bool) -> dict[str, object]:
+    """Return the argument for the kernels of attention, unless SGLang's default computes this dtype."""
+    if not cuda:
+        return {"attention-backend": "torch_native"}
+    return {"attention-backend": "triton"} if dtype == "float32" else {}  # its defaults compute half precision alone
 
 
 def device_index(device: str) -> int:

@@ -5,16 +5,21 @@ Staged weights are kept until newer ones are served, because a restarted server 
 
 from __future__ import annotations
 
+import base64
+import io
+import pickle
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from relax_actors.data.adapter import EXPERTS_DOWN, GATE_UP, of_experts
 from relax_actors.engines.sglang.broadcast_group import BroadcastGroup
-from relax_actors.engines.sglang.server import Server, pickled
+from relax_actors.engines.sglang.server import Server
 from relax_actors.errors import StoreError
 from relax_actors.weights import files as weights
 
@@ -109,6 +114,39 @@ class DiskLoader(FullSets):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class ModelFolder(FullSets):
+    """Has a server read the files of a model folder that does not change, without a copy of them; see `WeightLoader`.
+
+    The names in the files must be those that SGLang expects; see `has_checkpoint_names`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._files = folder, sorted(folder.glob("*.safetensors"))
+
+    def weights(self) -> StagedWeights:
+        """Return the weights of the folder as version 0; raises StoreError if a file cannot be read."""
+        return StagedWeights(0, weights.fingerprint_of_files(self._files))
+
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
+        """Do nothing: the files are there."""
+
+    def load(self, server: Server, staged: StagedWeights) -> None:
+        """Have the server read the files; raises StoreError if they have changed."""
+        if (now := self.weights().fingerprint) != staged.fingerprint:
+            msg = (
+                f"{self._folder} holds weights with fingerprint {now}, and {staged.fingerprint} when the actor "
+                "started; leave the files of a frozen model as they are"
+            )
+            raise StoreError(msg)
+        server.load_files(self._folder, staged.identity)
+
+    def forget(self, staged: StagedWeights) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class TensorLoader(FullSets):
     """Sends pickled tensors in the request; see `WeightLoader`.
 
@@ -171,7 +209,9 @@ class BroadcastLoader(FullSets):
         self._tensors.clear()
 
 
-_GATE_UP, _DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
+def has_checkpoint_names(names: Collection[str]) -> bool:
+    """Whether tensors have the names that SGLang expects already, so that it can read their files."""
+    return not any(map(of_experts, names))
 
 
 def to_checkpoint_names(tensors: Mapping[str, Tensor], prefixes: Sequence[tuple[str, str]] = ()) -> dict[str, Tensor]:
@@ -197,7 +237,7 @@ def _split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
     SGLang ignores that name with only a line in its log; in a checkpoint each expert has tensors of its own.
     """
-    for ending, parts in ((_GATE_UP, ("gate", "up")), (_DOWN, ("down",))):
+    for ending, parts in ((GATE_UP, ("gate", "up")), (EXPERTS_DOWN, ("down",))):
         if name.endswith(ending):
             prefix = name[: name.rindex(".") + 1]
             for number, expert in enumerate(tensor):
@@ -205,3 +245,26 @@ def _split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
                     yield f"{prefix}{number}.{part}_proj.weight", piece
             return
     yield name, tensor
+
+
+def pickled(tensors: Mapping[str, Tensor]) -> str:
+    """Return tensors in SGLang's request format: base64 of a pickled list of names and tensors.
+
+    Tensors are copied first: pickle would store a view with the whole buffer that it refers to.
+    """
+    return _encoded(list(_copied(tensors).items()))
+
+
+def pickled_by_name(tensors: Mapping[str, Tensor]) -> str:
+    """Return the tensors of an adapter in SGLang's request format: base64 of a pickled dict; see `pickled`."""
+    return _encoded(_copied(tensors))
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+
+
+def _encoded(tensors: Any) -> str:
+    file = io.BytesIO()
+    pickle.dump(tensors, file)
+    return base64.b64encode(file.getvalue()).decode()

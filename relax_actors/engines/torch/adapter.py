@@ -19,10 +19,12 @@ from transformers import PreTrainedModel
 
 from relax_actors.config import Config
 from relax_actors.config.lora import LoraSection
-from relax_actors.data.adapter import DOWN, PREFIX, UP, WEIGHTS, AdapterForm, form_of
+from relax_actors.data.adapter import DOWN, UP, AdapterForm, form_of, of_experts, weight_name
 from relax_actors.engines.torch.adapter_modules import drawn_down, modules_of
+from relax_actors.engines.torch.lora_experts import ExpertTensor, LoraExperts
 from relax_actors.engines.torch.lora_linear import POLICY, REFERENCE, SLOTS, LoraLinear, Switch
 from relax_actors.engines.torch.model import copy_into, copy_tensor, is_shared, read_folder, tensors_of
+from relax_actors.engines.torch.peft_tensors import read_adapter
 from relax_actors.engines.torch.score_model import stored_scores
 from relax_actors.engines.torch.trained_weights import AllWeights, TrainedWeights
 from relax_actors.errors import ConfigError
@@ -75,14 +77,21 @@ class Adapter:
         self._marks = {BASE: digest_of(base), SCALE: scale_mark(form.scale)}
         self.modules = modules_of(model, form, heads)
         model.requires_grad_(False)
-        self.layers = {name: self._adapted(name, model.get_submodule(name)) for name in self.modules.targets}
+        self.layers = {name: self._adapted(name) for name in self.modules.targets}
         self._whole = self._unfreeze()
         self._first: dict[str, Tensor] | None = None
 
-    def _adapted(self, name: str, layer: Any) -> LoraLinear:
-        settings = {"scale": self.form.scale, "dropout": self.form.dropout}
-        adapted = LoraLinear.adapt(layer, name, switch=self._switch, **settings)
-        adapted.add_slot(POLICY, self.form.rank, self._device or layer.weight.device)
+    def _adapted(self, name: str) -> LoraLinear | ExpertTensor:
+        adapted: LoraLinear | ExpertTensor
+        if of_experts(name):
+            module, _, part = name.rpartition(".")
+            experts = self.model.get_submodule(module)
+            adapted = ExpertTensor(LoraExperts.adapt(experts, scale=self.form.scale, switch=self._switch), part)
+        else:
+            layer: Any = self.model.get_submodule(name)
+            settings = {"scale": self.form.scale, "dropout": self.form.dropout}
+            adapted = LoraLinear.adapt(layer, name, switch=self._switch, **settings)
+        adapted.add_slot(POLICY, self.form.rank, self._device or adapted.weight.device)
         return adapted
 
     def _unfreeze(self) -> dict[str, nn.Parameter]:
@@ -105,8 +114,7 @@ class Adapter:
         if self.form.path is None:
             self.draw(seed)
             return
-        stored = weights.load([self.form.path / WEIGHTS])
-        tensors = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
+        tensors = read_adapter(self.form.path, self.form.rank)
         # A folder of a policy has no head of a reward model.
         heads = {name: tensor for name, tensor in self._whole.items() if name not in tensors}
         self.copy(heads | tensors | self._marks, f"lora.path {self.form.path}")
@@ -115,8 +123,9 @@ class Adapter:
         """Draw A from a seed, and set B to 0, as PEFT does."""
         for name, layer in self.layers.items():
             with torch.no_grad():
-                layer.of_slot(POLICY).down.copy_(drawn_down(seed, name, self.form.rank, layer.in_features))
-                layer.of_slot(POLICY).up.zero_()
+                own = layer.of_slot(POLICY)
+                own.down.copy_(drawn_down(seed, name, own.down.shape))
+                own.up.zero_()
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Return the trained parameters by name; see `TrainedWeights`."""
@@ -160,7 +169,7 @@ class Adapter:
 
     def merged(self) -> dict[str, Tensor]:
         """Return all weights of the model with the adapter added to them, by Hugging Face name."""
-        added = {f"{name}.weight": layer.merged() for name, layer in self.layers.items()}
+        added = {weight_name(name): layer.merged() for name, layer in self.layers.items()}
         own = {name: tensor for name, tensor in tensors_of(self.model).items() if SLOTS not in name}
         return own | added
 
@@ -170,9 +179,7 @@ class Adapter:
         The numbers are the same, as autocast would round the weights to this dtype.
         """
         for layer in self.layers.values():
-            layer.weight.data = layer.weight.data.to(dtype)
-            if layer.bias is not None:
-                layer.bias.data = layer.bias.data.to(dtype)
+            layer.cast(dtype)
 
     def dropping(self, update: int, part: int) -> AbstractContextManager[None]:
         """Drop inputs of the adapter; see `TrainedWeights`."""

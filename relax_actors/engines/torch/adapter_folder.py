@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relax_actors.config import Config
-from relax_actors.data.adapter import CONFIG, PREFIX, WEIGHTS, AdapterModules
+from relax_actors.data.adapter import CONFIG, WEIGHTS, AdapterModules, of_experts, weight_name
 from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch.adapter import MARKS, Adapter
 from relax_actors.engines.torch.lora_linear import SLOTS
 from relax_actors.engines.torch.model import copy_into, tensors_of
+from relax_actors.engines.torch.peft_tensors import to_peft
 from relax_actors.engines.torch.score_model import complete_config, model_maker
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.engines.torch.shared_source import SharedSource
@@ -63,7 +64,7 @@ def _write_merged(adapter: Adapter, folder: Path, config: Config, sharding: Whol
 def merged_source(adapter: Adapter, dtype: torch.dtype, sharding: Whole) -> SharedSource:
     """Return the weights of a model that ranks share, with the adapter added: in float32, and rounded once."""
     tensors = {name: tensor for name, tensor in tensors_of(adapter.model).items() if SLOTS not in name}
-    layers = {id(tensors[f"{name}.weight"]): layer for name, layer in adapter.layers.items()}
+    layers = {id(tensors[weight_name(name)]): layer for name, layer in adapter.layers.items()}
 
     def gather(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         whole, layer = sharding.gather(tensor, dtype), layers.get(id(tensor))
@@ -79,7 +80,7 @@ def write_adapter(tensors: Mapping[str, Tensor], modules: AdapterModules, folder
         OSError: writing failed; errno is ENOSPC if the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    weights.save({PREFIX + name: t for name, t in tensors.items() if name not in MARKS}, folder / WEIGHTS)
+    weights.save(to_peft({name: t for name, t in tensors.items() if name not in MARKS}), folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(_peft_config(modules, config), indent=1, sort_keys=True))
 
 
@@ -94,7 +95,8 @@ def _peft_config(modules: AdapterModules, config: Config) -> dict[str, object]:
         "lora_alpha": form.alpha,
         "use_rslora": form.rslora,
         "lora_dropout": form.dropout,
-        "target_modules": _short_names(modules),
+        "target_modules": _short_names(modules, [name for name in modules.targets if not of_experts(name)]),
+        "target_parameters": [name for name in modules.targets if of_experts(name)] or None,
         "modules_to_save": list(modules.saved) or None,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -102,10 +104,8 @@ def _peft_config(modules: AdapterModules, config: Config) -> dict[str, object]:
     }
 
 
-def _short_names(modules: AdapterModules) -> list[str]:
-    """Return the last parts of the names of the layers, if these name no other layer; else full names."""
-    ends = sorted({name.rpartition(".")[2] for name in modules.targets})
-    others = set(modules.linear) - set(modules.targets)
-    if any(name.rpartition(".")[2] in ends for name in others):
-        return sorted(modules.targets)
-    return ends
+def _short_names(modules: AdapterModules, layers: Sequence[str]) -> list[str]:
+    """Return the last parts of the names of linear layers, if these name no other layer; else full names."""
+    ends = sorted({name.rpartition(".")[2] for name in layers})
+    others = {name for name in modules.linear if not of_experts(name)}.difference(layers)
+    return sorted(layers) if any(name.rpartition(".")[2] in ends for name in others) else ends

@@ -80,7 +80,7 @@ class Forward(Planning):
         # Ranks gather layers in the dtype of the computation.
         casts = self._dtype != torch.float32 and not self._sharding.is_whole
         with torch.no_grad(), torch.autocast(self.device.type, self._dtype, enabled=casts):
-            self._head_form = self._sharding.within(model, partial(HeadForm.of, model, text))
+            self._head_form = self._sharding.within(model, partial(HeadForm.of, model, text, self.device))
         return model
 
     def prepare_critic(self, model: PreTrainedModel) -> PreTrainedModel:

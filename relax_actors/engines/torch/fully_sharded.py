@@ -94,7 +94,10 @@ class FullySharded(Whole):
     ) -> None:
         super().__init__(device)
         self.rank, self.count = rank, count
-        join(rank, count, store, torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device)
+        if device.type == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+            torch.cuda.set_device(device)
+        join(rank, count, store, device)
         self._settings: dict[str, Any] = {
             "mesh": init_device_mesh(device.type, (count,)),
             "offload_policy": CPUOffloadPolicy() if offload and device.type == "cuda" else OffloadPolicy(),

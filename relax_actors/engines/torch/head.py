@@ -28,13 +28,19 @@ class HeadForm:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model: PreTrainedModel, hidden_states: Callable[[Tensor, Packing], Tensor] | None) -> HeadForm:
+    def of(
+        cls,
+        model: PreTrainedModel,
+        hidden_states: Callable[[Tensor, Packing], Tensor] | None,
+        device: torch.device,
+    ) -> HeadForm:
         """Find out how a model computes its logits.
 
         Args:
             model: the model; its weights may be random.
             hidden_states: computes the last hidden states of packed tokens; None for a multimodal model, of which only
                 the configuration is read.
+            device: where it computes, which is not where weights lie that are offloaded.
 
         Raises:
             ConfigError: the head is no linear layer, or the logits follow from it in an unknown way.
@@ -47,7 +53,7 @@ class HeadForm:
             if len(forms) > 1:
                 raise _unknown(model, "it scales its logits")
             return forms[0]
-        tokens, packing = torch.tensor([[0, 1]], device=model.device), Packing.of([2], model.device)
+        tokens, packing = torch.tensor([[0, 1]], device=device), Packing.of([2], device)
         settings = {"position_ids": packing.positions, "packing": packing, "use_cache": False}
         own = model(input_ids=tokens, **settings).logits[0]
         raw, tolerance = head(hidden_states(tokens, packing))[0], max(TOLERANCE, 4 * torch.finfo(own.dtype).eps)

@@ -185,7 +185,7 @@ class MovableStorages(Movable):
         for away in chosen:
             away.storage.resize_(away.numbers.nbytes)
             _bytes_of(away.storage).copy_(away.numbers, non_blocking=True)
-        _synchronize(away.numbers for away in chosen)
+        _synchronize(_bytes_of(away.storage) for away in chosen)
         self._away = [away for away in self._away if away not in chosen]
         return sum(away.numbers.nbytes for away in chosen)
 
@@ -251,9 +251,9 @@ def _view(memory: mmap.mmap, begin: int, like: Tensor) -> Tensor:
 
 
 def _synchronize(tensors: Iterable[Tensor]) -> None:
-    """Wait for copies between GPUs and the host."""
-    if torch.cuda.is_available() and any(True for _ in tensors):
-        torch.cuda.synchronize()
+    """Wait for copies between GPUs, on which some of the tensors are, and the host."""
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
 
 
 def _give_back() -> None:

@@ -53,12 +53,16 @@ class Switch:
 
 
 class LowRank(nn.Module):
-    """Matrices of one layer and slot, both 0 and in float32: `down` is A `[rank, in]`, `up` is B `[out, rank]`."""
+    """Matrices of one layer and slot, both 0 and in float32: `down` is A `[rank, in]`, `up` is B `[out, rank]`.
 
-    def __init__(self, rank: int, inputs: int, outputs: int, device: torch.device) -> None:
+    Those of `experts` have one more axis, the first.
+    """
+
+    def __init__(self, rank: int, inputs: int, outputs: int, device: torch.device, experts: int | None = None) -> None:
         super().__init__()
-        self.down = nn.Parameter(torch.zeros(rank, inputs, device=device))
-        self.up = nn.Parameter(torch.zeros(outputs, rank, device=device))
+        first = () if experts is None else (experts,)
+        self.down = nn.Parameter(torch.zeros(*first, rank, inputs, device=device))
+        self.up = nn.Parameter(torch.zeros(*first, outputs, rank, device=device))
 
 
 class LoraLinear(nn.Linear):
@@ -94,6 +98,12 @@ class LoraLinear(nn.Linear):
         """Return A and B of a slot."""
         return cast("LowRank", self.slots[slot])
 
+    def cast(self, dtype: torch.dtype) -> None:
+        """Keep the frozen weight and bias in another dtype."""
+        self.weight.data = self.weight.data.to(dtype)
+        if self.bias is not None:
+            self.bias.data = self.bias.data.to(dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer with the adapter of the slot in use."""
         base = super().forward(x)
@@ -123,5 +133,5 @@ def dropped(x: Tensor, *, share: float, seed: int | None, name: str) -> Tensor:
 
 
 def merge(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Return W + s B A in the dtype of W; computed in float32."""
+    """Return W + s B A in the dtype of W, of one matrix or of each expert; computed in float32."""
     return (weight.float() + scale * (up.float() @ down.float())).to(weight.dtype)

@@ -263,6 +263,10 @@ def attend_rows(
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         query, key, value, mask = _with_sinks(query, key, value, mask, sinks / scale)
     grouped, causal = query.shape[1] != key.shape[1], mask is None
+    if grouped and query.is_cuda and (mask is not None or query.dtype == torch.float32):
+        # Only the kernel that keeps all scores in memory has key heads of groups there.
+        key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
+        grouped = False
     attended = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )

@@ -16,6 +16,10 @@ def configure_torch(run: RunSection) -> None:
     emit a warning. Call it before the first CUDA operation.
     """
     torch.set_num_threads(run.threads)
+    # Convolutions of towers, as matrix products: float32 means float32.
+    torch.backends.cudnn.allow_tf32 = False
+    # It makes a plan for each length of keys, which a generation meets once: more than half of the time of a token.
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
@@ -26,4 +30,3 @@ def configure_torch(run: RunSection) -> None:
         torch.backends.cuda.enable_mem_efficient_sdp(enabled=False)
         if torch.cuda.is_available():  # the CPU's flash kernel, which the same switch turns off, is deterministic
             torch.backends.cuda.enable_flash_sdp(enabled=False)
-            torch.backends.cuda.enable_cudnn_sdp(enabled=False)

@@ -107,7 +107,12 @@ def _encode_visual(
     encode_images: Any = model.get_image_features
     found = encode_images(pixels, image_grid_thw=grid.to(model.device), return_dict=True)
     deepstack = getattr(found, "deepstack_features", None) or ()
-    return torch.cat(found.pooler_output), tuple(torch.cat(layer) for layer in deepstack)
+    return _joined(found.pooler_output), tuple(map(_joined, deepstack))
+
+
+def _joined(parts: Tensor | Sequence[Tensor]) -> Tensor:
+    """Return the rows of all images; some versions of transformers return them image by image."""
+    return parts if isinstance(parts, Tensor) else torch.cat(tuple(parts))
 
 
 def _encode_sounds(model: PreTrainedModel, family: Family, prompts: Sequence[list[MediaItem]]) -> list[Tensor]:

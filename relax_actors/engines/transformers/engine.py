@@ -36,6 +36,7 @@ from relax_actors.engines.torch.swappable_model import SwappableModel
 from relax_actors.engines.torch.trained_weights import AllWeights, TrainedWeights
 from relax_actors.engines.transformers.batch_media import BatchMedia, Reading, media_keys
 from relax_actors.engines.transformers.expert_recorder import ExpertRecorder
+from relax_actors.engines.transformers.grouped_attention import attend_by_groups
 from relax_actors.engines.transformers.kept_caches import KeptCache, KeptCaches, cut, fill, is_joinable, join
 from relax_actors.engines.transformers.lockstep_batch import LockstepBatch, padded
 from relax_actors.engines.transformers.reserved_cache import reserved_cache
@@ -74,6 +75,7 @@ class TransformersEngine(SwappableModel, Profiled, GenerateMixin):
         self._routers = Routers(self._model) if records_experts else None
         self._records_entropies = records_entropies
         self._family = family_of(path)
+        attend_by_groups(self._model if self._family is None else multimodal.decoder_of(self._model))
         self._path = path
         self._barred = BarredIds(self._family, self._device)
         pad = self._model.config.get_text_config().pad_token_id

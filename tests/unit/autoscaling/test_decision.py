@@ -39,6 +39,14 @@ def test_engines_are_added_after_rows_have_waited_for_out_for() -> None:
     assert (out.engines, out.needed) == (2, 4), "at most twice as many at once"
 
 
+def test_engines_whose_caches_hold_fewer_rows_than_allowed_get_company() -> None:
+    full = replace(BUSY, waiting=12, in_hand=8, rows_per_engine=32)
+    decisions, _ = looks(full, SECTION.out_for + 5, Timers(0.0))
+    assert next(d for d in decisions if d.action is Action.OUT).needed == 3, "20 rows, of which an engine holds 8"
+    hung, _ = looks(replace(full, in_hand=0), 600.0, Timers(0.0))
+    assert actions(hung) == {Action.HOLD}, "rows wait, but no engine is full"
+
+
 @pytest.mark.parametrize(
     "figures",
     [

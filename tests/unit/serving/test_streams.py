@@ -99,7 +99,7 @@ def test_client_that_closes_its_stream_ends_the_generation(
     while "O" not in next(parts):
         pass
     parts.close()  # type: ignore[attr-defined]
-    wait_until(lambda: policy.cancelled == [policy.calls[-1].call], "cancelled call", 10)
+    wait_until(lambda: policy.cancelled == [policy.calls[-1].call], "cancelled call")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_client_that_leaves_before_a_whole_answer_ends_the_generation(
     url, policy = gateway
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{url}{path}", headers=HEAD, json=body, timeout=0.3)
-    wait_until(lambda: policy.cancelled == [policy.calls[-1].call], "cancelled call", 10)
+    wait_until(lambda: policy.cancelled == [policy.calls[-1].call], "cancelled call")
     policy.resume.set()
     answer = httpx.post(f"{url}{path}", headers=HEAD, json=body, timeout=10)
     assert answer.status_code == 200
@@ -170,7 +170,7 @@ def test_session_is_told_that_its_answer_arrived(gateway: tuple[str, ScriptedPol
         answer = client.chat.completions.create(model="tiny", messages=[USER], stream=mode == "stream")
         if mode == "stream":
             list(answer)
-    wait_until(lambda: policy.delivered_calls[-1:] == [(SESSION, policy.calls[-1].call)], "note", 10)
+    wait_until(lambda: policy.delivered_calls[-1:] == [(SESSION, policy.calls[-1].call)], "note")
 
 
 def test_client_that_reads_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +190,8 @@ def test_client_that_reads_nothing_is_given_up(tmp_path: Path, monkeypatch: pyte
         client.connect((address.hostname, address.port))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
         client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-        wait_until(lambda: status() == 429, "slow client", 10)
-        wait_until(lambda: status() == 200, "end of the slow client", 20)
+        wait_until(lambda: status() == 429, "slow client")
+        wait_until(lambda: status() == 200, "end of the slow client")
 
 
 PARTS = ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}', "[TOOL_CALLS]"]

@@ -86,7 +86,7 @@ def test_process_that_shares_a_processor_waits_and_a_stopped_one_does_not() -> N
     with ExitStack() as stack:
         first, _ = (stack.enter_context(spinning(cpu)) for _ in range(2))
         starvation = Starvation()
-        wait_until(lambda: starvation.measure(first.pid) > 0, "a wait for the processor", 20)
+        wait_until(lambda: starvation.measure(first.pid) > 0, "a wait for the processor")
         os.kill(first.pid, signal.SIGSTOP)
         wait_until(lambda: state_of(first.pid) == "T", "a stopped process")
         starvation.measure(first.pid)

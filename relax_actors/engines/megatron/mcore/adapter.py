@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from relax_actors.config import Config
 from relax_actors.config.lora import LoraSection
-from relax_actors.data.adapter import DOWN, PREFIX, UP, WEIGHTS, AdapterModules, form_of
+from relax_actors.data.adapter import DOWN, UP, AdapterModules, form_of
 from relax_actors.engines.megatron.adapter_parts import adapter_weights, layers_with_parts
 from relax_actors.engines.megatron.conversion import ADAPTER, Conversion
 from relax_actors.engines.megatron.mcore.adapter_layers import LayerAdapter
@@ -33,6 +33,7 @@ from relax_actors.engines.torch.adapter_modules import drawn_down, modules_of
 from relax_actors.engines.torch.lora_linear import REFERENCE, Switch
 from relax_actors.engines.torch.model import build, build_critic
 from relax_actors.engines.torch.module_memory import without_memory
+from relax_actors.engines.torch.peft_tensors import read_adapter
 from relax_actors.engines.torch.score_model import model_maker
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.seeds import derive_seed
@@ -70,8 +71,8 @@ class MegatronAdapter:
         self.model = RankWeights(local_shards(chunks.bare), conversion)
         self._switches = [Switch() for _ in chunks.bare]
         self._layers: list[LayerAdapter] = []
-        self._parts = layers_with_parts(conversion, modules)
-        by_key = {layer.key: layer for layer in self._parts}
+        layers = layers_with_parts(conversion, modules)
+        by_key = {layer.key: layer for layer in layers}
         for model, switch in zip(chunks.bare, self._switches, strict=True):
             model.requires_grad_(False)
             for name, module in list(model.named_modules()):
@@ -81,9 +82,9 @@ class MegatronAdapter:
             require_gradient_of_embeddings(model)
         self._seeds: dict[int, Iterator[int]] = {}
         self._marks = {BASE: digest_of(base), SCALE: scale_mark(modules.form.scale)}
-        published = adapter_weights(conversion, self._parts, modules)
-        self.names = {name for weight in published for name in weight.names}
-        keys = {key for weight in published for key in weight.keys}
+        self._published = adapter_weights(conversion, layers, modules)
+        self.names = {name for weight in self._published for name in weight.names}
+        keys = {key for weight in self._published for key in weight.keys}
         own = {key: local for key, local in local_shards(chunks.bare).items() if key in keys}
         if not own:
             msg = (
@@ -95,7 +96,7 @@ class MegatronAdapter:
             local.parameter.requires_grad_()
         dtype = chunks.config.params_dtype
         marks = {name: LocalShard(mark.to(device(), dtype, copy=True), 1, 0) for name, mark in self._marks.items()}
-        self.weights = RankWeights(own | marks, conversion.of(published))
+        self.weights = RankWeights(own | marks, conversion.of(self._published))
         whole = {id(local.parameter) for key, local in own.items() if ADAPTER not in key}
         self._saved = [
             (module, name, parameter)
@@ -118,17 +119,18 @@ class MegatronAdapter:
         if path is None:
             self.draw(seed)
         else:
-            stored = weights.load([path / WEIGHTS])
-            tensors = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
+            tensors = read_adapter(path, self.modules.form.rank)
             self.load(tensors | self._marks, f"lora.path {path}")
 
     def draw(self, seed: int) -> None:
         """Draw A from a seed, and set B to 0; the numbers are those of the torch engine."""
         whole: dict[str, Tensor] = {}
-        for layer in self._parts:
-            for name, outputs in layer.parts:
-                whole[name + DOWN] = drawn_down(seed, name, self.modules.form.rank, layer.inputs)
-                whole[name + UP] = torch.zeros(outputs, self.modules.form.rank)
+        for weight in self._published:
+            (name, *_), (shape, *_) = weight.names, weight.shapes
+            if name.endswith(DOWN):
+                whole[name] = drawn_down(seed, name.removesuffix(DOWN), shape)
+            elif name.endswith(UP):
+                whole[name] = torch.zeros(shape)
         keys = [key for key in self.parameters if ADAPTER in key]
         self._copy(self.weights.shards(whole, keys))
 

@@ -22,6 +22,9 @@ from relax_actors.data.adapter import AdapterForm
 from relax_actors.engines.megatron.adapter_parts import LayerParts
 from relax_actors.engines.torch.lora_linear import POLICY, REFERENCE, LowRank, Switch, dropped
 
+_MARKS = ("allreduce", "tensor_model_parallel", "partition_dim", "partition_stride")
+"""Attributes of the weight of an expert's layer that megatron-core reads."""
+
 
 class LayerAdapter:
     """Adapters of the parts of one linear layer, added to its outputs: W x + b + s B A drop(x).
@@ -29,7 +32,7 @@ class LayerAdapter:
     A layer that shares its outputs with other ranks (`ColumnParallelLinear`) has all of A and its rows of B; a layer
     that shares its inputs (`RowParallelLinear`) has its columns of A and all of B. Ranks exchange only the `rank`
     numbers of a token between A and B. With sequence parallelism the matrix that sees a part of the sequence gets its
-    gradient summed over the ranks by megatron-core, as norms do.
+    gradient summed over the ranks by megatron-core, as norms do. Layers of experts are whole on their rank.
 
     Args:
         layer: the layer of megatron-core, which gets a module `adapter`.
@@ -41,7 +44,8 @@ class LayerAdapter:
     def __init__(self, layer: Any, parts: LayerParts, form: AdapterForm, switch: Switch) -> None:
         self.layer, self._parts, self._form, self._switch = layer, parts, form, switch
         self._splits_inputs = isinstance(layer, RowParallelLinear)
-        self._shards = parallel_state.get_tensor_model_parallel_world_size()
+        # Ranks share no layer of an expert: the check refuses such layouts.
+        self._shards = 1 if parts.experts else parallel_state.get_tensor_model_parallel_world_size()
         own = {name: self._made(outputs) for name, outputs in parts.parts if name in parts.targets}
         self._slots = {POLICY: own}
         layer.adapter = nn.ModuleDict({name.rpartition(".")[2]: matrices for name, matrices in own.items()})
@@ -57,7 +61,12 @@ class LayerAdapter:
             marks = {"tensor_model_parallel": True, "partition_dim": int(self._splits_inputs), "partition_stride": 1}
             for name, value in marks.items():
                 setattr(split, name, value)
-        whole.sequence_parallel = self.layer.sequence_parallel  # type: ignore[attr-defined]
+        by_sequence = self.layer.sequence_parallel and not self._parts.experts
+        whole.sequence_parallel = by_sequence  # type: ignore[attr-defined]
+        for matrix in (split, whole) if self._parts.experts else ():
+            for name in _MARKS:  # whose gradients are summed, and counted in the norm, as those of the expert are
+                if hasattr(weight, name):
+                    setattr(matrix, name, getattr(weight, name))
         return matrices
 
     @torch.no_grad()
@@ -87,6 +96,8 @@ class LayerAdapter:
         rank = parallel_state.get_tensor_model_parallel_rank() if self._splits_inputs or by_sequence else 0
         x = dropped(x, share=self._form.dropout, seed=self._switch.seed, name=f"{name}|{rank}")
         low = functional.linear(x, matrices.down)
+        if self._parts.experts:
+            return functional.linear(low, matrices.up)
         if self._splits_inputs:
             exchange: Callable[[Tensor], Tensor] = (
                 reduce_scatter_to_sequence_parallel_region if by_sequence else reduce_from_tensor_model_parallel_region

@@ -60,7 +60,7 @@ class MegatronCritic:
         self._config, self._settings, self._rank = config, settings, rank
         self._path = settings.path or config.model_path
         self._layout = layout = Layout.of(settings.megatron)
-        process_groups.check_device(settings.device, "critic.device")
+        process_groups.choose_device(settings.device, "critic.device")
         process_groups.initialise(layout, rank, store or HashStore())
         architecture = architecture_of(self._path)
         self._schedule = Schedule(config, architecture, layout, has_logits=False)

@@ -54,7 +54,7 @@ class MegatronEngine(Profiled):
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config, self._rank = config, rank
         self._layout = layout = Layout.of(config.trainer.megatron)
-        process_groups.check_device(config.trainer.device, "trainer.device")
+        process_groups.choose_device(config.trainer.device, "trainer.device")
         process_groups.initialise(layout, rank, store or HashStore())
         self._device = process_groups.device()
         self._architecture = architecture_of(config.model_path)

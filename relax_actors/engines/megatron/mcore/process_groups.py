@@ -56,8 +56,8 @@ def _with_tuples(message: list[list[Any]]) -> list[tuple[Any, ...]]:
     return [tuple(key) for key in message]
 
 
-def check_device(name: str, setting: str) -> None:
-    """Refuse a device that megatron-core cannot use; it always uses CUDA if available.
+def choose_device(name: str, setting: str) -> None:
+    """Refuse a device that megatron-core cannot use; it always uses CUDA if available, and there the current device.
 
     Args:
         name: torch device, or "auto".
@@ -73,6 +73,8 @@ def check_device(name: str, setting: str) -> None:
     if name not in ("auto", "cpu") and ON_CPU:
         msg = f'{setting} = {name!r}, but CUDA is not available; set it to "auto"'
         raise ConfigError(msg)
+    if not ON_CPU and name != "auto" and (index := torch.device(name).index) is not None:
+        torch.cuda.set_device(index)
 
 
 def check_backend(layout: Layout) -> None:

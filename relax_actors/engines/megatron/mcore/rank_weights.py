@@ -161,7 +161,11 @@ class RankWeights:
         """Whether this is the one tensor-parallel rank that saves a parameter which all of them hold."""
         if self.stored_key(key) != key:
             return False
-        return shard_axis(key) is not None or parallel_state.get_tensor_model_parallel_rank() == 0
+        if shard_axis(key) is not None:
+            return True
+        if ".experts." in key:  # tensor-parallel ranks have others
+            return bool(parallel_state.get_expert_tensor_parallel_rank() == 0)
+        return bool(parallel_state.get_tensor_model_parallel_rank() == 0)
 
     @cached_property
     def _keepers(self) -> dict[tuple[str, int], int]:

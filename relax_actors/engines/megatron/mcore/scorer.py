@@ -41,7 +41,7 @@ class MegatronScorer(SwappableWeights):
 
     def __init__(self, config: Config, device: str = "auto", *, follows: bool = True) -> None:
         layout, architecture = Layout.of(MegatronSection()), architecture_of(config.model_path)
-        process_groups.check_device(device, "device of the scoring role")
+        process_groups.choose_device(device, "device of the scoring role")
         process_groups.initialise(layout, 0, HashStore())
         super().__init__(process_groups.device(), follows=follows)
         head = trained_head(config)

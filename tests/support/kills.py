@@ -1,0 +1,60 @@
+"""Kills of actors that meet a run which goes on, and that the run has recorded."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.support.faults import log_of, wait_for_cell
+from tests.support.running import DEADLINE, Run, wait_until
+
+
+def kill_actors(run: Run, kills: Iterable[tuple[str, str]]) -> None:
+    """Kill each actor once its cell is written; see `stopped_root` and `recorded_death`.
+
+    Args:
+        run: the run.
+        kills: cells, by their subjects without the run's prefix, and actors.
+    """
+    kills = list(kills)
+    wait_for_cell(run, kills[0][0], DEADLINE)
+    with stopped_root(run):
+        for cell, actor in kills:
+            kill_at(run, actor, cell)
+
+
+def kill_at(run: Run, actor: str, cell: str) -> None:
+    """Kill an actor as soon as a cell is written; return when the run has recorded its death."""
+    wait_for_cell(run, cell, DEADLINE)
+    with recorded_death(run, actor):
+        run.kill(actor)
+
+
+@contextmanager
+def stopped_root(run: Run) -> Iterator[None]:
+    """Stop `relax up`, whose node and broker go on: meanwhile the run does not end, and no operation changes its state.
+
+    So a kill of an actor in the block does not come too late. Broker and node must be up: nobody restarts them.
+    """
+    assert run.process is not None
+    assert run.is_up, f"the run has ended: {run.finish()[2]}"
+    run.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        run.process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def recorded_death(run: Run, actor: str) -> Iterator[None]:
+    """Wait, after the block has killed an actor or a rank of it, for the event that it was killed."""
+    before = len(killed(run, actor))
+    yield
+    wait_until(lambda: len(killed(run, actor)) > before, f"event of the death of {actor}", 120)
+
+
+def killed(run: Run, actor: str) -> list[dict[str, Any]]:
+    """Events of a live run about deaths of an actor by SIGKILL."""
+    return [event for event in log_of(run.table, f"event.{actor}.crashed") if "SIGKILL" in event["reason"]]
