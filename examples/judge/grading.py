@@ -1,23 +1,23 @@
-"""Copy three digits, "507>" to "507": tasks of the policy, and graded answers that its judge learns from."""
+"""Repeat the first of two digits three times, "73>" to "777": tasks of a policy, and graded answers for its judge."""
 
 from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator
-from itertools import islice
 
 from relax_actors import Task
 
-LENGTH, DIGITS = 3, "01234567"
+TIMES, DIGITS = 3, "0123456789"
 PARTS = 8
-"""Parts of all numbers, of which one is held out: neither judge nor policy sees it in training."""
+"""Parts of all prompts, of which one is held out: neither judge nor policy sees it in training."""
 
 
 def tasks(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
-    """Return `size` random numbers to copy."""
+    """Return `size` random numbers, the first digit of each to be repeated three times."""
     source = random.Random(seed)  # noqa: S311 not a secret
-    return [Task(f"{number}>", number) for number in islice(_numbers(source, held_out=held_out), size or 4000)]
+    numbers = [f"{one}{other}" for one in DIGITS for other in DIGITS]
+    own = [number for number in numbers if (zlib.crc32(number.encode()) % PARTS == 0) == held_out]
+    return [Task(f"{number}>", number[0] * TIMES) for number in source.choices(own, k=size or 4000)]
 
 
 def grades(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
@@ -33,13 +33,12 @@ def grades(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]
 def proposal(right: str, source: random.Random) -> str:
     """Return an answer of up to four digits, any number of which are wrong.
 
-    Some repeat a digit or have the right digits in another order: a policy finds whatever its judge has not seen.
+    Half of the answers repeat one wrong digit: a policy finds whatever its judge has not seen.
     """
     share = source.choice((0.0, source.random(), 1.0))
-    length = source.choice((LENGTH, LENGTH, source.randint(0, LENGTH + 1)))
-    wrong = source.choice((DIGITS, source.choice(DIGITS), right))
-    given = f"{right}{source.choice(DIGITS)}"
-    return "".join(own if source.random() < share else source.choice(wrong) for own in given[:length])
+    length = source.choice((TIMES, TIMES, source.randint(0, TIMES + 1)))
+    wrong = source.choice((DIGITS, source.choice(DIGITS)))
+    return "".join(right[0] if source.random() < share else source.choice(wrong) for _ in range(length))
 
 
 def grade(answer: str, right: str) -> int:
@@ -47,10 +46,3 @@ def grade(answer: str, right: str) -> int:
     if len(answer) > len(right):
         return 0
     return sum(mine == other for mine, other in zip(answer, right, strict=False))
-
-
-def _numbers(source: random.Random, *, held_out: bool) -> Iterator[str]:
-    while True:
-        number = "".join(source.choices(DIGITS, k=LENGTH))
-        if (zlib.crc32(number.encode()) % PARTS == 0) == held_out:
-            yield number
