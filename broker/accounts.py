@@ -1,4 +1,4 @@
-"""Accounts of a run's broker: one owns the streams, and each user has one that imports exactly its subjects.
+"""Accounts of a run's broker: one owns the streams; each user's imports its subjects.
 
 The server publishes the answer to a request on whatever subject the request names. Were all users in the account of the
 streams, a user could name a request of the JetStream API there, and the server would execute it. In an account of its
@@ -48,7 +48,7 @@ def exports(users: Iterable[Permissions]) -> list[dict[str, Any]]:
 
 
 def own_exports(user: Permissions) -> list[dict[str, Any]]:
-    """Exports of a user's account, as claims: the requests that the user answers, each with any number of answers."""
+    """Return the exports of a user's account, as claims: the requests that the user answers."""
     return [
         {"name": subject, "subject": subject, "type": "service"} | _answered_for(ANSWER_SECONDS)
         for subject in _widest(user.serves)
@@ -78,7 +78,7 @@ def imports(user: Permissions, owner: str, served: Mapping[str, str]) -> list[di
 
 
 def requests_to(served: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Imports of requests that other accounts answer, as claims; `served` are their public keys by subject."""
+    """Return imports of other accounts' requests, as claims; `served` are keys by subject."""
     return [{"name": subject, "subject": subject, "account": key, "type": "service"} for subject, key in served.items()]
 
 
@@ -100,7 +100,7 @@ def _subscribed(user: Permissions) -> list[str]:
 
 
 def _widest(subjects: Iterable[str]) -> list[str]:
-    """Leave out the subjects that others contain: an account may not export or import a subject twice."""
+    """Leave out subjects that others contain: an account may not list a subject twice."""
     unique = list(dict.fromkeys(subjects))
     return [subject for subject in unique if not any(other != subject and matches(other, subject) for other in unique)]
 

@@ -55,12 +55,12 @@ class Address:
         raise AddressError(msg)
 
     def inside(self, port: int) -> Address:
-        """Return the address of the same broker behind a port of the loopback interface that leads to it."""
+        """Return the address of a broker behind a forwarded port of the loopback interface."""
         first = urlsplit(self.url.partition(",")[0])
         return replace(self, url=f"{first.scheme}://127.0.0.1:{port}", server_name=first.hostname)
 
     def connect_options(self) -> dict[str, Any]:
-        """Options of `nats.connect` to sign in with; raises BrokerError if credentials cannot be read."""
+        """Return the sign-in options of `nats.connect`; raises BrokerError for unreadable files."""
         options: dict[str, Any] = {"reconnect_time_wait": 0.1}
         if self.user:
             options |= {"user": self.user, "password": self.password}
@@ -104,7 +104,7 @@ class Address:
 
     @classmethod
     def load(cls, path: Path) -> Address:
-        """Read an address written by `save`; raises BrokerError if the file is missing or holds no address."""
+        """Read an address written by `save`; raises BrokerError if missing or malformed."""
         try:
             address = cls(**json.loads(path.read_text()))
             own = address.credentials
@@ -115,7 +115,7 @@ class Address:
 
 
 def address_of(url: str, credentials: Path | None = None, ca: Path | None = None) -> Address:
-    """Parse `nats://[user:password@]host:port`, or several for a cluster; raises AddressError for anything else."""
+    """Parse `nats://[user:password@]host:port`, or several of a cluster; raises AddressError."""
     own, authority = (None if path is None else str(path.resolve()) for path in (credentials, ca))
     servers, account = [], ""
     for server in re.split(r",(?=\w+://)", url):

@@ -68,7 +68,7 @@ def new_authority(days: float) -> CertificatePair:
 
 
 def issue(issuer: CertificatePair, name: str, days: float, hosts: tuple[str, ...] = ()) -> CertificatePair:
-    """Issue a certificate for a server with these DNS names and IP addresses, or for a client if `hosts` is empty."""
+    """Issue a certificate for a server with these names and addresses, or without for a client."""
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(_name(name), issuer.certificate.subject, key, days)
     use = (

@@ -35,7 +35,7 @@ class HeaderParser(BytesParser):
 
 
 def read_headers(raw: bytes) -> dict[str, str] | None:
-    """Parse the headers of a message, and the status of the server; None if they are too long or not UTF-8.
+    """Parse a message's headers and status; None if they are too long or not UTF-8.
 
     Of several values of one name the last counts: the server appends its own.
     """
@@ -59,7 +59,7 @@ def read_headers(raw: bytes) -> dict[str, str] | None:
 
 
 def _matters(record: logging.LogRecord) -> bool:
-    """Whether a line of asyncio's log is kept: the end of each TLS connection of nats-py writes one without meaning."""
+    """Whether a line of asyncio's log is kept; the ends of TLS connections write useless ones."""
     return not record.getMessage().startswith("returning true from eof_received()")
 
 
@@ -96,7 +96,7 @@ class Client(nats.aio.client.Client):
         old_style: bool = False,  # noqa: FBT001, FBT002 signature of nats-py
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """Send a request and return its answer; raises nats-py's TimeoutError without one within `timeout` seconds."""
+        """Send a request and return its answer; raises nats-py's TimeoutError after `timeout` s."""
         end = time.monotonic() + timeout
         while not (self.is_connected or self.is_closed):
             if time.monotonic() > end:
@@ -105,7 +105,7 @@ class Client(nats.aio.client.Client):
         return await super().request(subject, payload, timeout, old_style, headers)
 
     async def subscribe_direct(self, subject: str, handle: Callable[[Msg], None]) -> Subscription:
-        """Subscribe with a function that is called as soon as a message is parsed, without a queue and a task."""
+        """Subscribe with a function that is called for each parsed message, without a queue."""
 
         async def never(message: Msg) -> None:
             handle(message)

@@ -215,7 +215,7 @@ def _extensions(resolve: Resolver | None) -> Callable[[int, bytes], Any]:
 
 
 def decode_fields(envelope: Envelope, expected: type[T]) -> T:
-    """Decode the fields of an envelope strictly into a dataclass; raises CodecError, naming what differs."""
+    """Decode the fields of an envelope strictly into a dataclass; raises CodecError."""
     if envelope.type != expected.__name__:
         msg = f"cell holds a {envelope.type[:80]}, expected a {expected.__name__}"
         raise CodecError(msg)
@@ -224,12 +224,12 @@ def decode_fields(envelope: Envelope, expected: type[T]) -> T:
 
 
 def decode(data: bytes, expected: type[T], resolve: Resolver | None = None) -> T:
-    """Decode a cell into the dataclass `expected`; errors as `open_envelope` and `decode_fields`."""
+    """Decode a cell into the dataclass `expected`; see `open_envelope` and `decode_fields`."""
     return decode_fields(open_envelope(data, resolve), expected)
 
 
 def plain_value(envelope: Envelope) -> Any:
-    """Return the payload of a cell of type `value`, as a role writes plain data; raises CodecError for others."""
+    """Return the payload of a cell of type `value`; raises CodecError for other cells."""
     if envelope.type != "value" or set(envelope.fields) != {"value"}:
         msg = f"cell holds a {envelope.type[:80]}, expected plain data"
         raise CodecError(msg)
@@ -249,7 +249,7 @@ def _plain_fields(value: Any) -> dict[str, Any]:
 
 @cache
 def _fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]:
-    """Return the names of required fields, and the names of the other fields with their defaults."""
+    """Return the names of required fields, and the other fields with their defaults."""
     required, optional = [], []
     for field in dataclasses.fields(kind):
         if field.default_factory is not dataclasses.MISSING:

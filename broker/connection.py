@@ -180,7 +180,7 @@ class Connection:
 
     @property
     def refusal(self) -> str:
-        """Why the broker has refused to sign this process in again, and the remedy; empty if it has not."""
+        """Why the broker refuses this process, and the remedy; empty if it does not."""
         since = self._signing_in_since
         if since is None or self.nc.is_connected:
             return ""
@@ -234,7 +234,7 @@ class Connection:
         return str((url.hostname if url is not None else None) or urlsplit(self.address.url).hostname or "")
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine in the connection's loop, from any thread; raises BrokerUnreachableError if closed."""
+        """Start a coroutine in the connection's loop; raises BrokerUnreachableError if closed."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError as error:  # the loop is closed

@@ -106,7 +106,7 @@ class OperatorKeys:
 
     @classmethod
     def load(cls, path: Path, otherwise: str = "create all keys in another folder") -> OperatorKeys:
-        """Read keys written by `save`; `otherwise` completes the error: what to do if the file cannot be restored.
+        """Read keys written by `save`; `otherwise` is the remedy if the file is lost.
 
         Raises:
             BrokerError: the file cannot be read or holds something else.
@@ -119,7 +119,7 @@ class OperatorKeys:
             raise BrokerError(msg) from error
 
     def account_of(self, run: str, user: str = "") -> SigningKey:
-        """Return the key of the account that owns the streams of a run, or of the account of one of its users."""
+        """Return the key of the account of a run's streams, or of one of its users."""
         secret = hashlib.sha256(f"{self.operator.seed} account {run}.{user}".encode()).digest()
         return SigningKey.of(secret, _ACCOUNT_PREFIX)
 
@@ -204,31 +204,31 @@ class Claims:
 
 
 def read_claims(path: Path) -> Claims:
-    """Read a `.creds` file's claims, whose signature the server checks; raises AddressError for other files."""
+    """Read the claims of a `.creds` file, unverified; raises AddressError for other files."""
     return _read(path)[0]
 
 
 def sign_in(path: Path, nonce: str) -> tuple[Claims, dict[str, str]]:
-    """Return a `.creds` file's claims and the `CONNECT` fields that prove them; raises as `read_claims`."""
+    """Return the claims of a `.creds` file and the `CONNECT` fields that prove them."""
     claims, token, seed = _read(path)
     return claims, {"jwt": token, "sig": _base64(SigningKey(seed).sign_bytes(nonce.encode()))}
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Signature of a user: the claims that name the user's key, signed by the account of the run, and the signature."""
+    """Signature of a user, with the claims that the account of the run signed."""
 
     claims: str
     signature: str
 
     @classmethod
     def of(cls, data: bytes, path: Path) -> Signature:
-        """Sign bytes with the key of a `.creds` file; raises AddressError if the file is not a `.creds` file."""
+        """Sign bytes with the key of a `.creds` file; raises AddressError for another file."""
         _, token, seed = _read(path)
         return cls(token, _base64(SigningKey(seed).sign_bytes(data)))
 
     def verify(self, data: bytes) -> tuple[str, str]:
-        """Check the signature, and that of the claims; return the user's name and the public key of the account.
+        """Verify signature and claims; return the user's name and the account's public key.
 
         Raises:
             BrokerError: a signature does not match, or the claims cannot be read.

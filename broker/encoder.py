@@ -12,7 +12,7 @@ from broker.subjects import Subjects
 
 
 class CellEncoder:
-    """Encodes cells that are written together; the large arrays of the cells of one step share a segment.
+    """Encodes cells that are written together; cells of a step share a segment.
 
     Invariant: no cell may be published before `close` has written the segments, so that a process killed in between
     leaves a segment without references, never a reference without a segment.
@@ -25,7 +25,7 @@ class CellEncoder:
         self._writers: dict[tuple[str, int], SegmentWriter] = {}
 
     def encode(self, subject: str, value: Any) -> bytes:
-        """Encode one cell; raises CodecError if the value cannot be encoded, or the cell is too large."""
+        """Encode one cell; raises CodecError if the value has no encoding or is too large."""
         cell = self._subjects.parse(subject)
         if not cell.field:
             return encode(value, self._author, subject=subject)

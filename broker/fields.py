@@ -44,7 +44,7 @@ Decoder = Callable[[Any, str], Any]
 
 @cache
 def decoder_of(expected: Any) -> Decoder:  # noqa: PLR0911 one return for each kind of type
-    """Return the cached decoder `(value, path) -> decoded` of an annotation; raises TypeError for others."""
+    """Return the cached decoder `(value, path) -> decoded` of an annotation; raises TypeError."""
     if expected is Any:
         return plain
     if dataclasses.is_dataclass(expected) and expected is not TensorRef:

@@ -1,4 +1,4 @@
-"""Private files, folders and locks: made for this user only, and refused where another user could control them."""
+"""Private files, folders and locks, refused where another user could control them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder and its missing parents with mode 0700, or check that an existing one is safe and set its mode.
+    """Create a folder and its parents with mode 0700, or check an existing one.
 
     The folders above an existing one are not checked: who can write there can rename it. See `check_parents`.
 
@@ -96,7 +96,7 @@ def check_parents(path: Path) -> None:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file for reading and writing, and create it if needed, with mode 0600; return its descriptor.
+    """Open a lock file with mode 0600, created if needed; return its descriptor.
 
     Raises:
         UnsafePathError: the path is a link or no file, or another user owns the file.
@@ -117,7 +117,7 @@ def open_lock(path: Path) -> int:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files that dead processes left in a folder; their writer removes unfinished folders."""
+    """Remove the temporary files that dead processes left in a folder."""
     for path in folder.glob(".*.tmp"):
         pid = path.name.split(".")[-2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and not path.is_dir():

@@ -1,4 +1,4 @@
-"""History of subjects: bounded pages of their stored messages, for readers that may not create a consumer."""
+"""History of subjects: bounded pages of stored messages, without a consumer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END, _NONE = "204", "404"
 
 
 class History:
-    """Reads the stored messages of a subject, which may have wildcards, in stream order from the sequence `start` on.
+    """Reads the stored messages of a subject in stream order from sequence `start` on.
 
     All coroutines run in the connection's loop. The connection's user needs `allow_history`.
     """
@@ -33,11 +33,11 @@ class History:
         """Sequence and time of the newest message that was read."""
 
     async def skip(self) -> None:
-        """Continue after the last message that is stored now; raises BrokerError if the broker refuses the request."""
+        """Continue after the last stored message; raises BrokerError if refused."""
         await self._read({"last_by_subj": self._subject})
 
     async def last(self) -> Cell | None:
-        """Return the newest stored message, or None; `page` stays where it is. Raises BrokerError if refused."""
+        """Return the newest stored message, or None, without moving `page`; raises BrokerError."""
         cells = [_cell(answer) for answer in await self._answers({"last_by_subj": self._subject}) if _is_stored(answer)]
         return cells[-1] if cells else None
 
@@ -57,7 +57,7 @@ class History:
         return cells
 
     async def _is_created_again(self) -> bool:
-        """Whether the stream's last message is newer than the newest one read, although its sequence is lower."""
+        """Whether the stream was created again: its last message is newer, its sequence lower."""
         if self._newest is None:
             return False
         for answer in await self._answers({"last_by_subj": ">"}):

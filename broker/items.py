@@ -46,7 +46,7 @@ _COUNTED = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
 
 def check_items(data: bytes, limit: int) -> None:
-    """Raise CodecError if a message has more than `limit` items: values, keys, lists and maps at every depth.
+    """Raise CodecError if a message has more than `limit` items, at all depths together.
 
     A malformed message passes: decoding it fails at the same place.
     """

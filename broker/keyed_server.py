@@ -1,4 +1,4 @@
-"""Folder of a server that `relax keys` configured: its configuration, its signing keys and the runs that it admits."""
+"""Folder of a server that `relax keys` configured: configuration, signing keys and runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class KeyedServer:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Wait until no other process changes the server: two at once would lose keys, or the run of one of them.
+        """Wait for the lock of the folder: two writers at once would lose keys or runs.
 
         Raises:
             UnsafePathError: the lock is not this user's file.
@@ -79,7 +79,7 @@ class KeyedServer:
             os.close(file)
 
     def authority(self) -> OperatorKeys:
-        """Return the signing keys; they are created once; raises BrokerError if the file of the keys cannot be read."""
+        """Return the signing keys, created once; raises BrokerError if their file is unreadable."""
         path = self.private / "keys.json"
         if path.exists():
             return OperatorKeys.load(path)
@@ -94,14 +94,14 @@ class KeyedServer:
         self._write_accounts()
 
     def remove(self, run: RunUsers) -> None:
-        """Remove the accounts of a run; its credentials stay revoked for a later run of the same name."""
+        """Remove the accounts of a run; its credentials stay revoked for a run of this name."""
         removed = self._removed | {run.run: max(int(time.time()), run.revoked + 1)}
         write_private(self._removals, json.dumps(removed))
         run.remove(self.private / "runs")
         self._write_accounts()
 
     def removed(self, run: str) -> int:
-        """Time up to which credentials of removed runs of a name were issued (Unix seconds); 0 if there was none.
+        """Unix seconds up to which credentials of removed runs of a name were issued; 0 if none.
 
         Raises:
             ConfigError: the file that records it cannot be read.
@@ -130,7 +130,7 @@ class KeyedServer:
         write_private(self.files / "auth.conf", self.authority().server_config(self.runs.values()))
 
     def configure(self, settings: Settings, sync_interval: str) -> None:
-        """Write the configuration of the servers, which holds no secret but the password of a cluster's routes."""
+        """Write the servers' configuration; its one secret is the password of cluster routes."""
         if settings.tls:
             self._write_certificate(settings)
         text = server_config(self.files, settings, sync_interval)
@@ -148,7 +148,7 @@ class KeyedServer:
         return (self.private / "server.json").exists()
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the server, by name; raises ConfigError if their file cannot be read."""
+        """Return the options of the server, by name; raises ConfigError if unreadable."""
         path = self.private / "server.json"
         try:
             known: dict[str, Any] = json.loads(path.read_text())
@@ -179,7 +179,7 @@ class KeyedServer:
         write_private(self.files / "ca.pem", ca.pem)
 
     def write_user_certificates(self, folder: Path, users: list[str], settings: Settings) -> None:
-        """Write the authority's certificate beside the credentials of users, and with mutual TLS one for each."""
+        """Write the authority's certificate beside credentials, and with mutual TLS users' own."""
         ca = certificates.CertificatePair.load(self.private / "ca.pem", self.private / "ca-key.pem")
         for name in users:
             write_private(folder / name / "ca.pem", ca.pem)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def lazy(package: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package: it imports the names that the block `if TYPE_CHECKING` imports there."""
+    """Return a package's `__getattr__`, which imports the names of its `if TYPE_CHECKING`."""
 
     @cache
     def modules() -> dict[str, str]:

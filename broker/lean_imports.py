@@ -1,4 +1,4 @@
-"""Import nats-py and structlog without the optional packages that they import for what relax does not use.
+"""Import nats-py and structlog without optional packages that relax does not use.
 
 nats-py imports aiohttp for brokers behind WebSocket, structlog imports rich to print tracebacks: 0.3 s of each command.
 """
@@ -21,7 +21,7 @@ class _Finder:
 
 
 def _importer() -> str:
-    """Name of the module that imports: the first frame that belongs neither to this one nor to the import system."""
+    """Name of the importing module: the first frame outside this one and the import system."""
     frame = sys._getframe(1)  # noqa: SLF001 the only way to learn who imports
     passed = (__name__, "importlib.", "_frozen_importlib")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(passed):
@@ -30,6 +30,6 @@ def _importer() -> str:
 
 
 def skip_optional_imports() -> None:
-    """Skip the imports of `SKIPPED` in this process; call it before nats and structlog are imported."""
+    """Skip the imports of `SKIPPED` in this process; call it before importing nats."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

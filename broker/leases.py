@@ -108,7 +108,7 @@ class RunState:
         return await self._increment(failure_key(role, row), name, last, default=lambda _: 0)
 
     async def count_return(self, role: str, row: RowId) -> int:
-        """Count that an actor returned a row unfinished, because it had to leave; return the new count."""
+        """Count that an actor returned a row unfinished because it had to leave."""
         return await self._increment(failure_key(role, row), "returns", {}, default=lambda _: 0)
 
     async def failures(self, role: str, row: RowId) -> Failures:
@@ -147,7 +147,7 @@ class RunState:
         return len(gone)
 
     async def _excess(self, keys: Iterable[str], allowed: Callable[[str], int]) -> list[str]:
-        """Return the keys that are too large, and leases and failure counts of roles that have too many.
+        """Return keys that are too large, and surplus leases and failure counts of roles.
 
         Leases are renewed every second, and failures are counted again from 0.
         """
@@ -301,7 +301,7 @@ class RunState:
         return {key.removeprefix("lease."): entry for key, (entry, _) in zip(keys, entries, strict=True)}
 
     async def _lease(self, key: str) -> tuple[dict[str, Any] | str | None, int]:
-        """Return the state of a lease, why its entry is invalid, or None without an entry; and the revision."""
+        """Return the state of a lease, or why its entry is invalid, or None; and its revision."""
 
         async def get() -> RawStreamMsg | None:
             try:

@@ -1,4 +1,4 @@
-"""Addresses that a keyed server listens on, as options of `relax keys` and as its configuration.
+"""Addresses of a keyed server: options of `relax keys`, and the server's configuration.
 
 WebSocket, monitoring and routes listen on the host of `--listen`, which is this machine by default.
 """
@@ -92,7 +92,7 @@ class Settings:
             return self.host == "localhost"
 
     def lines(self, folder: Path) -> list[str]:
-        """Return the server's configuration of monitoring and WebSocket; none if they are not asked for."""
+        """Return the server's configuration of monitoring and WebSocket, if requested."""
         lines = [] if self.http is None else [f"http: {json.dumps(f'{self.host}:{self.http}')}"]
         if self.websocket is not None:
             secure = ["  tls {", tls_block(folder, mutual=self.mutual), "  }"] if self.tls else ["  no_tls: true"]
@@ -117,7 +117,7 @@ class Settings:
 
 
 def websocket_block(listen: str, origins: Sequence[str], secure: Sequence[str] = ("  no_tls: true",)) -> list[str]:
-    """Return the block `websocket` of a server; without `origins`, pages of the same host and port may connect."""
+    """Return the block `websocket` of a server; without `origins` only its own pages connect."""
     allowed = f"allowed_origins: {json.dumps(list(origins))}" if origins else "same_origin: true"
     return ["websocket {", f"  listen: {json.dumps(listen)}", f"  {allowed}", *secure, "}"]
 
@@ -142,7 +142,7 @@ def _is_host(name: str) -> bool:
 
 
 def is_origin(text: str) -> bool:
-    """Whether a text is the origin of a page, as browsers send it: https://HOST or https://HOST:PORT."""
+    """Whether a text is a page's origin: https://HOST or https://HOST:PORT."""
     try:
         parts = urlsplit(text)
         port = parts.port

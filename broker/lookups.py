@@ -27,7 +27,7 @@ class Stored(NamedTuple):
 
 
 class UnreadableAnswerError(ValueError):
-    """An answer whose headers cannot be read: those of a stored message come first, and may be too long."""
+    """An answer with unreadable headers: those of a stored message, which may be too long."""
 
 
 async def look_up(requests: Requests, stream: str, subject: str) -> Stored | None:
@@ -40,7 +40,7 @@ async def look_up(requests: Requests, stream: str, subject: str) -> Stored | Non
 
 
 async def look_up_all(requests: Requests, stream: str, subjects: list[str]) -> dict[str, Stored]:
-    """Return the messages of a stream on some subjects, by subject; those that were not found are missing.
+    """Return the messages of a stream on some subjects, by subject; missing ones are left out.
 
     A message that is missing may exist: one whose headers cannot be read is skipped.
 
@@ -61,7 +61,7 @@ async def look_up_all(requests: Requests, stream: str, subjects: list[str]) -> d
 
 
 async def _look_up_some(requests: Requests, stream: str, subjects: list[str]) -> tuple[dict[str, Stored], bool]:
-    """Return the messages of one answer, and whether the server left none out because it would be too long."""
+    """Return the messages of one answer, and whether the answer is complete."""
     messages: dict[str, Stored] = {}
 
     def take(message: Msg) -> tuple[dict[str, Stored], bool] | None:

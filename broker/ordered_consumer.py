@@ -105,7 +105,7 @@ class OrderedConsumer:
         return {"name": info.name, "num_pending": info.num_pending or 0}
 
     async def _reset(self, name: str) -> dict[str, Any]:
-        """Have the durable consumer continue with sequence `_next`; its own sequence begins at 1 again."""
+        """Reset the durable consumer to sequence `_next`; its own sequence restarts at 1."""
         await wait_for_consumer(self._connection, self._stream, name)
         if self._before_reset is not None:
             await self._before_reset()
@@ -159,7 +159,7 @@ class OrderedConsumer:
                 await asyncio.sleep(0.05)
 
     async def read_all(self, *, caught_up: bool = True) -> list[Msg]:
-        """Return the messages of the stream and close; with `caught_up` also those that arrive during the read."""
+        """Return the stream's messages and close; with `caught_up` also those that arrive."""
         collected: list[Msg] = []
         try:
             async for messages in self.batches(tick=0.5):
@@ -172,7 +172,7 @@ class OrderedConsumer:
         return collected
 
     async def close(self) -> None:
-        """End the subscription, and delete a consumer that was created, which the server would keep for a minute."""
+        """End the subscription, and delete a consumer that was created for it."""
         if self._pull is None:
             return
         await self._pull.close()

@@ -89,12 +89,12 @@ def allow_read(*streams: str) -> Permissions:
 
 
 def allow_history(*streams: str) -> Permissions:
-    """Permit reading the stored messages of streams by pages, which the server bounds (`broker.history`)."""
+    """Permit reading stored messages by pages, which the server bounds (`broker.history`)."""
     return Permissions(tuple(f"{API}.DIRECT.GET.{stream}" for stream in streams))
 
 
 def allow_ordered_consumers(*streams: str) -> Permissions:
-    """Permit creating consumers and reading streams in order with them. Only for users of the streams' account."""
+    """Permit creating consumers for reading in order; only for the streams' account."""
     kinds = ("CREATE.{}", "INFO.{}.*", "DELETE.{}.*", "MSG.NEXT.{}.*")
     return Permissions(tuple(f"{API}.CONSUMER.{kind.format(stream)}" for stream in streams for kind in kinds))
 
@@ -110,7 +110,7 @@ def allow_consumer_info(stream: str, consumer: str) -> Permissions:
 
 
 def allow_follow_consumers(stream: str, role: str) -> Permissions:
-    """Permit resetting and pulling from the durable consumers of a role that follows its columns."""
+    """Permit resetting and pulling from the consumers of a role that follows its columns."""
     granted = Permissions()
     for name in follow_names(role):
         granted |= _consumer(stream, name, "INFO", "MSG.NEXT", "RESET")
@@ -132,7 +132,7 @@ def _consumer(stream: str, consumer: str, *requests: str) -> Permissions:
 
 
 def allow_consumer_creation(stream: str) -> Permissions:
-    """Permit creating and changing any durable consumer of a stream. Only for users of the streams' account."""
+    """Permit creating any durable consumer of a stream; only for the streams' account."""
     return Permissions((f"{API}.CONSUMER.DURABLE.CREATE.{stream}.*", f"{API}.CONSUMER.INFO.{stream}.*"))
 
 

@@ -238,7 +238,7 @@ class PullSubscription:
         self._arrived.set()
 
     def nudge(self) -> None:
-        """Make the running or the next `fetch` request messages, and return without waiting for them."""
+        """Make the running or the next `fetch` request messages; does not wait."""
         self._nudged = True
         self._arrived.set()
 

@@ -14,7 +14,7 @@ _ANY_PORT = 9
 
 
 def local_address(host: str) -> str:
-    """Return the address by which this machine reaches an IPv4 host, sending nothing; raises BrokerError."""
+    """Return the local address towards an IPv4 host, without sending; raises BrokerError."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, _ANY_PORT))

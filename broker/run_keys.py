@@ -1,4 +1,4 @@
-"""Credentials of a run's users, and their admission to a server that `relax keys` configured.
+"""Credentials of a run's users, and their admission to a keyed server.
 
 Their folder is private to its user, and holds nothing else.
 """
@@ -28,7 +28,7 @@ ROOT_USER = 0
 
 
 def server_of(folder: Path, settings: Settings) -> KeyedServer:
-    """Return the server of a run whose credentials are in a folder: the folder's own, or that of `settings.server`."""
+    """Return the server of a run's credentials: the folder's own, or `settings.server`."""
     return KeyedServer((settings.server or folder).resolve())
 
 
@@ -74,7 +74,7 @@ def write_run_keys(
 
 
 def _write_users(folder: Path, users: Users, server: KeyedServer, authority: OperatorKeys, settings: Settings) -> int:
-    """Write the credentials of the users of a run; return the time up to which earlier ones are refused."""
+    """Write the credentials of a run's users; return up to when earlier ones are refused."""
     now = time.time()
     expires = None if settings.days is None else now + settings.days * DAY
     known, removed = server.runs.get(users.run), server.removed(users.run)
@@ -88,7 +88,7 @@ def _write_users(folder: Path, users: Users, server: KeyedServer, authority: Ope
 
 
 def remove_run_keys(run: str, folder: Path, settings: Settings) -> tuple[KeyedServer, str]:
-    """Remove the accounts of a run from its server, and the run's credentials; raises ConfigError for an unknown run.
+    """Remove a run from its server, with its credentials; raises ConfigError if unknown.
 
     Returns:
         The server, and the name of the account that owns the run's streams, which are kept.
@@ -110,7 +110,7 @@ def remove_run_keys(run: str, folder: Path, settings: Settings) -> tuple[KeyedSe
 
 
 def _check_joined(server: KeyedServer, settings: Settings) -> None:
-    """Check the options of a run on the server of another run: TLS and address are those of the server.
+    """Check the options of a run on another run's server, which decides TLS and address.
 
     Raises:
         ConfigError: there is no such server, its options cannot be read, or an option is given that would change it.
@@ -124,7 +124,7 @@ def _check_joined(server: KeyedServer, settings: Settings) -> None:
 
 
 def _revoked(old: RunUsers | None, removed: int, now: int, *, rotate: bool) -> int:
-    """Time up to which credentials of a run are refused. Times are whole seconds, and new ones are issued after it."""
+    """Unix seconds up to which credentials are refused; new ones are issued after it."""
     if old is None:
         # Those of a removed run of the same name must not become valid again, not even those of this second.
         return max(now, removed) + 1
@@ -137,7 +137,7 @@ def _remove(folder: Path, users: list[str], files: tuple[str, ...]) -> None:
 
 
 def prepare_folders(folder: Path, users: list[str], run: str, *, has_server: bool, replace_run: bool) -> str:
-    """Create the folder and its subfolders with mode 0700, and return the run whose credentials are replaced, if any.
+    """Create the folders with mode 0700; return the run whose credentials are replaced.
 
     `has_server` says that the folder holds the files of the server, too, and `replace_run` that it may be another
     run's.
@@ -204,7 +204,7 @@ def _check_signing_keys(folder: Path) -> None:
 
 
 def _is_ignored(path: Path) -> bool:
-    """Whether a path is nothing of anybody: hidden, or an empty folder, as the volume of a role that the run lacks."""
+    """Whether a path is hidden or an empty folder, as the volume of an absent role."""
     return path.name.startswith(".") or path.name == "lost+found" or (path.is_dir() and not any(path.iterdir()))
 
 

@@ -40,7 +40,7 @@ class RunUsers:
 
     @classmethod
     def load_all(cls, folder: Path) -> dict[str, RunUsers]:
-        """Read the runs of a folder by name; raises BrokerError if a file cannot be read or holds something else."""
+        """Read the runs of a folder by name; raises BrokerError for a bad file."""
         return {path.stem: cls._load(path) for path in sorted(folder.glob("*.json"))}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Segment: a safetensors file with the large arrays of cells that were written together, and the references to them.
+"""Segment: a safetensors file with the large arrays of cells, and references to them.
 
 Arrays are aligned to 64 bytes, so that a mapped array can be used without a copy. The header has a fixed size, so that
 the offset of an array is known when it is placed, before the others are.
@@ -56,7 +56,7 @@ class _Segment:
         self._count = 0
 
     def add(self, array: Array, data: Bytes) -> int | None:
-        """Add an array, with its bytes, and return its offset in the file; None if the segment is full."""
+        """Add an array's bytes; return their offset in the file, None if the segment is full."""
         name, shape, end = self._count, ",".join(map(str, array.shape)), self.size + array.nbytes
         kind = _SAFETENSORS[dtype_name(array.dtype)]
         entry = f'"{name}":{{"dtype":"{kind}","shape":[{shape}],"data_offsets":[{self.size},{end}]}},'
@@ -81,7 +81,7 @@ class _Segment:
 
 
 class SegmentWriter:
-    """Collects the large arrays of cells that are written together; `close` writes them as one segment.
+    """Collects large arrays of cells; `close` writes them as one segment.
 
     A full segment is followed by another. Pass `place` to `broker.codec.encode`.
 
@@ -115,7 +115,7 @@ class SegmentWriter:
         return TensorRef(uri, offset, array.nbytes, kind, array.shape, checksum(data))
 
     def close(self) -> bool:
-        """Write the segments; False if no array was placed. Raises StoreFullError if no space is left."""
+        """Write the segments; False if there are none. Raises StoreFullError."""
         for segment in self._segments:
             self._write(segment.uri, segment.parts())
         return bool(self._segments)

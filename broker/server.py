@@ -53,7 +53,7 @@ class ServerSettings:
 
 
 def go_settings() -> dict[str, str]:
-    """Return the environment variables of Go's scheduler and garbage collector for a server beside actors.
+    """Return Go's environment variables for a server beside actors.
 
     With all cores, idle threads of Go look for work at every message, which takes a fifth of the server's CPU time.
     Variables that are set already keep their values.
@@ -76,7 +76,7 @@ def find_binary() -> Path:
 
 
 class Server:
-    """A nats-server process. `folder` holds the configuration, credentials, log and store of this server only.
+    """A nats-server process; `folder` holds its configuration, credentials, log and store.
 
     Start it from a thread that lives as long as the server should (see `broker.process`).
     """
@@ -135,7 +135,7 @@ class Server:
         write_keys(self.keys, self._users, browsers)
 
     def set_users(self, users: Users) -> None:
-        """Write the credentials and accounts of other users; a running server reads them when it gets SIGHUP.
+        """Write other users' credentials and accounts; a running server reads them on SIGHUP.
 
         Credentials that were written before stay valid, except those of users who are gone: their folders are removed.
 
@@ -165,7 +165,7 @@ class Server:
         return [str(self._binary), "-c", str(self.config)]
 
     def start(self, deadline: float = 10.0) -> Address:
-        """Start the server, and return its address with the operator's credentials when it accepts connections.
+        """Start the server; return its address with the operator's credentials once it is up.
 
         Raises:
             BrokerError: the server exited, or was not ready within `deadline` seconds; contains the end of its log.
@@ -230,7 +230,7 @@ def is_listening(address: Address) -> bool:
 
 
 def is_jetstream_ready(address: Address, timeout: float = 0.5) -> bool:
-    """Whether JetStream answers the operator of an embedded server, each message within `timeout` seconds."""
+    """Whether JetStream answers the operator of an embedded server within `timeout` s."""
     try:
         with (
             socket.create_connection((HOST, _port(address)), timeout) as connection,

@@ -67,7 +67,7 @@ def accounts_of(folder: Path) -> Path:
 
 
 def write_keys(folder: Path, users: Users, browsers: Collection[str] = ()) -> None:
-    """Write new credentials of all users and the accounts of the server; credentials written before stay valid.
+    """Write new credentials and accounts; earlier credentials stay valid.
 
     `browsers` are the users that may connect over WebSocket, too.
 

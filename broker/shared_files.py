@@ -74,7 +74,7 @@ class SharedFiles:
                 self._store.path(path).unlink()
 
     def remove_orphans(self, keep_seconds: float) -> int:
-        """Remove files that no step has used for a time, and what killed writers left; returns their number.
+        """Remove unused files and files of killed writers; return their number.
 
         A writer that wants to link such a file meanwhile writes it again.
         """

@@ -1,4 +1,4 @@
-"""Store of a run's tensors: segment files in one folder per step of a kind of row, removed with the step.
+"""Store of a run's tensors: segment files in a folder for each step of a kind of row.
 
 A segment holds the large arrays of cells of one step that one author wrote together. It is written under a temporary
 name, renamed, and only then referenced by a published cell, so a reference never points to a partial file. Readers map
@@ -42,7 +42,7 @@ def raise_error(error: BaseException) -> None:
 
 
 def retry_when_full(work: Callable[[], T], root: Path, what: str, on_full: Callable[[StoreFullError], None]) -> T:
-    """Run `work`, which must be safe to repeat, until the disk or the quota has room below `root`.
+    """Run `work`, which is repeatable, until the disk or the quota has room below `root`.
 
     `on_full` is called when there is no space: it waits and returns to retry, or raises to give up. `what` names the
     files in the StoreFullError that is raised then.
@@ -81,7 +81,7 @@ class Store:
         self._remover: ThreadPoolExecutor | None = None
 
     def path(self, uri: str) -> Path:
-        """Return the path of a file; raises StoreError if it leaves the store, by `..`, an absolute path or a link."""
+        """Return the path of a file; raises StoreError if it is outside of the store."""
         try:
             path = Path(os.path.realpath(os.path.join(self.root, uri)))  # noqa: PTH118 hot
         except (OSError, ValueError, RuntimeError) as error:
@@ -92,11 +92,11 @@ class Store:
         return path
 
     def read(self, reference: TensorRef) -> Array:
-        """Map the array of a reference read-only; raises StoreError if its segment is missing, too short or corrupt."""
+        """Map the array of a reference read-only; raises StoreError if missing or corrupt."""
         return self.reader()(reference)
 
     def reader(self) -> Resolver:
-        """Return a function like `read` for the arrays of cells that are read together: it maps each segment once."""
+        """Return a function like `read` that maps each segment once, for cells read together."""
         mapped: dict[str, Bytes] = {}
 
         def read(reference: TensorRef) -> Array:
@@ -125,7 +125,7 @@ class Store:
             os.close(fd)
 
     def write(self, uri: str, save: Callable[[Path], T]) -> T:
-        """Write a file atomically: `save` writes a temporary file, which is renamed to `uri`; return its result.
+        """Write a file atomically: `save` writes a temporary file, renamed to `uri`.
 
         Raises:
             StoreFullError: no space is left, and `on_full` gave up.
@@ -133,7 +133,7 @@ class Store:
         return self.write_together([uri], save)
 
     def write_together(self, uris: Sequence[str], save: Callable[..., T]) -> T:
-        """Write several files like `write`; `save` takes a path for each. None is visible before all are written."""
+        """Write several files like `write`; none is visible before all are written."""
         paths = [self.path(uri) for uri in uris]
         # Two incarnations of one actor may write the same segment at once, so the temporary name contains the pid.
         temporary = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in paths]
@@ -223,7 +223,7 @@ class Store:
             path.unlink(missing_ok=True)
 
     def remove_later(self, uri: str) -> None:
-        """Remove like `remove`, in a thread: removing files can wait milliseconds for the file system's journal.
+        """Remove like `remove`, in a thread: the file system's journal may wait milliseconds.
 
         The next call for the same folder removes the files that a killed process left.
         """

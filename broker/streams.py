@@ -47,7 +47,7 @@ OVERFLOW = "overflow"
 
 @dataclass
 class PoolConsumer(ConsumerConfig):
-    """Consumer that the actors of a pool share, with the fields of nats-server 2.11 that nats-py does not know."""
+    """Consumer shared by a pool, with fields of nats-server 2.11 that nats-py lacks."""
 
     priority_groups: list[str] | None = None
     priority_policy: str | None = None
@@ -76,7 +76,7 @@ def table_spec(subjects: Subjects, kinds: Kinds, max_bytes: int, replicas: int =
 
 
 def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int = 1) -> StreamConfig:
-    """Log stream for events and metrics, of `max_bytes` and `max_age` (seconds); republished, as the table is."""
+    """Log stream of events and metrics, of `max_bytes` and `max_age` (seconds); republished."""
     return StreamConfig(
         name=subjects.log_stream,
         subjects=subjects.log_subjects(),
@@ -93,7 +93,7 @@ def log_spec(subjects: Subjects, max_bytes: int, max_age: float, replicas: int =
 
 
 def follow_spec(name: str, filters: list[str]) -> ConsumerConfig:
-    """Durable consumer that a role with state follows its columns with, in stream order and without acknowledgements.
+    """Durable consumer of a role with state: its columns in stream order, unacknowledged.
 
     An incarnation resets it to the sequence that it starts from (see `OrderedConsumer`).
     """
@@ -183,7 +183,7 @@ def _check_schema(spec: StreamConfig, info: StreamInfo) -> None:
 
 
 async def wait_for_stream(connection: Connection, name: str, deadline: float) -> None:
-    """Wait until another process has created a stream; raises BrokerError after `deadline` seconds."""
+    """Wait for a stream of another process; raises BrokerError after `deadline` seconds."""
     end = time.monotonic() + deadline
 
     async def exists() -> bool:
@@ -250,7 +250,7 @@ async def open_bucket(connection: Connection, subjects: Subjects, deadline: floa
 async def find_consumer(
     connection: Connection, stream: str, name: str, deadline: float | None = CONSUMER_SECONDS
 ) -> ConsumerInfo | None:
-    """Return the state of a consumer, or None; raises BrokerUnreachableError after `deadline` seconds."""
+    """Return the state of a consumer, or None; raises BrokerUnreachableError."""
 
     async def look() -> ConsumerInfo | None:
         with suppress(NotFoundError):
@@ -281,7 +281,7 @@ async def wait_for_consumer(
 
 
 async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerConfig) -> None:
-    """Create a durable consumer, or update an existing one; raises BrokerError if the server refuses the consumer."""
+    """Create or update a durable consumer; raises BrokerError if the server refuses it."""
 
     async def ensure() -> Any:
         return await connection.js.add_consumer(stream, spec)

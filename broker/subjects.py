@@ -30,7 +30,7 @@ _CELL = re.compile(rf"{_KIND}\.({_N})(?:\.({_N})\.({NAME.pattern}|{TURNS}\.{_N}\
 
 
 def check_name(name: str, what: str) -> str:
-    """Return a name of 1 to 64 letters, digits, `-` and `_`; raises SubjectError for any other name."""
+    """Return a name of 1 to 64 letters, digits, `-` and `_`; raises SubjectError otherwise."""
     if not NAME.fullmatch(name):
         msg = f"{what} {name!r} cannot be part of a subject; use 1 to 64 letters, digits, '-' or '_'"
         raise SubjectError(msg)
@@ -38,7 +38,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_kind(kind: str) -> str:
-    """Return `kind` if it can be a kind of rows or numbered cells; raises SubjectError if not, or for `RESERVED`."""
+    """Return a valid kind of rows or numbered cells; raises SubjectError, as for `RESERVED`."""
     if kind in RESERVED:
         msg = f"kind {kind!r} cannot name cells: {', '.join(RESERVED)} name other messages; choose another name"
         raise SubjectError(msg)
@@ -55,7 +55,7 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowId:
-    """Id of a row. Rows of one kind and step share a folder of the store, which is removed with the last of them."""
+    """Id of a row. Rows of one kind and step share a folder of the store."""
 
     step: int
     index: int
@@ -154,11 +154,11 @@ class Subjects:
         return f"{self.prefix}.metric.{role}.{n}"
 
     def service(self, kind: str, n: int | str) -> str:
-        """Subject of requests to actor `n` of the role that serves a kind of them; `*` for any actor."""
+        """Subject of requests to actor `n` of the role that serves them; `*` for any actor."""
         return f"{self.prefix}.request.{check_name(kind, 'kind of requests')}.{n}"
 
     def table_subjects(self, kinds: Kinds) -> list[str]:
-        """Subjects of the table stream; raises SubjectError if a kind names no cells, see `check_kind`."""
+        """Subjects of the table stream; raises SubjectError for a bad kind, see `check_kind`."""
         rows = [(f"{self.prefix}.{check_kind(kind)}.*.*.*", self.turns(kind)) for kind in kinds.rows]
         return [*chain.from_iterable(rows), *(self.numbered(kind, "*") for kind in kinds.numbered)]
 
@@ -167,7 +167,7 @@ class Subjects:
         return [f"{self.prefix}.event.>", f"{self.prefix}.metric.>"]
 
     def parse(self, subject: str) -> CellId:
-        """Parse the subject of a cell; raises SubjectError if the subject does not name a cell of this run."""
+        """Parse the subject of a cell; raises SubjectError if it names no cell of this run."""
         head = f"{self.prefix}."
         if subject.startswith(head) and (match := _CELL.fullmatch(subject, len(head))):
             kind, step, index, field = match.groups()

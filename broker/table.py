@@ -36,7 +36,7 @@ _ALREADY_WRITTEN = "maximum messages per subject exceeded"
 
 
 class Table(TableReader):
-    """The cells of one run, to look up and to write. See `TableReader`; `author` is `<role>.<n>#<incarnation>`."""
+    """Cells of one run, to look up and to write; `author` is `<role>.<n>#<incarnation>`."""
 
     def __init__(
         self, connection: Connection, subjects: Subjects, store: Store, author: str, *, direct: bool = True
@@ -60,7 +60,7 @@ class Table(TableReader):
         return self.encode_all([(subject, value)])[0]
 
     def encode_all(self, cells: Iterable[tuple[str, Any]]) -> list[bytes]:
-        """Encode cells that are written together: the large arrays of one step share a segment. See `encode`."""
+        """Encode cells that are written together: arrays of one step share a segment."""
         encoder = self.encoder()
         encoded = [encoder.encode(subject, value) for subject, value in cells]
         encoder.close()
@@ -126,7 +126,7 @@ class Table(TableReader):
         return self.call(self.put_encoded_async(cells))
 
     async def put_encoded_async(self, cells: list[tuple[str, bytes]]) -> list[bool]:
-        """Async variant of `put_encoded`: all cells leave in one write, before any acknowledgement is awaited."""
+        """Async variant of `put_encoded`: one write, then all acknowledgements."""
         answers = [await publish(self.connection.requests, subject, data) for subject, data in cells]
         if answers:
             await asyncio.wait(answers)
@@ -158,7 +158,7 @@ class Table(TableReader):
         self.connection.call(work(), CALL_DEADLINE)
 
     def remove_subjects(self, subjects: Iterable[str], before: int) -> None:
-        """Remove the messages of subjects that name no cell, and nothing that such a subject matches as a filter.
+        """Remove the messages of subjects that name no cell, each taken literally.
 
         The server stores a message that is published on `group.*.*.reward`; a purge of it would remove all rewards.
         Messages at the stream sequence `before` or later stay.
@@ -208,7 +208,7 @@ class Table(TableReader):
 
 
 async def publish(requests: Requests, subject: str, data: bytes) -> asyncio.Future[dict[str, Any]]:
-    """Publish a message to a stream and return the future of its acknowledgement, without waiting for it.
+    """Publish to a stream; return the future of the acknowledgement without waiting.
 
     The future raises `APIError` if the stream refuses the message, and the errors of `Requests.send`.
     """

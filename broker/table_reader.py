@@ -96,7 +96,7 @@ class TableReader:
         return self.connection.call(self.get_async(subject, direct=direct), CALL_DEADLINE)
 
     def get_all(self, subjects: Iterable[str]) -> list[Cell | None]:
-        """Look cells up in one request; the results are in the order of `subjects`, which have no wildcards."""
+        """Look cells up in one request; results are in the order of `subjects`."""
         return self.call(self.get_all_async(list(subjects)))
 
     async def get_all_async(self, subjects: list[str]) -> list[Cell | None]:
@@ -178,7 +178,7 @@ class TableReader:
         return [name[0] for name in names if name[1:] == ["*"]]
 
     def list_subjects(self, filter_subject: str, limit: int | None = None) -> list[str]:
-        """Return the subjects of the cells that a filter matches, about `limit` of them if there are more."""
+        """Return the subjects of cells that a filter matches, about `limit` at most."""
         return self.connection.call(self.list_subjects_async(filter_subject, limit), CALL_DEADLINE)
 
     async def list_subjects_async(self, filter_subject: str, limit: int | None = None) -> list[str]:
@@ -242,7 +242,7 @@ class TableReader:
         return cells
 
     async def first_sequence_async(self, filter_subject: str) -> int | None:
-        """Return the stream sequence of the first cell that a filter matches; None if it matches none."""
+        """Return the stream sequence of a filter's first cell; None without a match."""
         message = await self.find_next_async(filter_subject, 1)
         return None if message is None else message.seq
 

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -146,6 +147,18 @@ def asks_transformers_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 settings.register_profile("relax", deadline=None)
 settings.load_profile("relax")
+
+
+@pytest.fixture
+def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a configuration makes the modules beside it importable; keep that to the test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def own_working_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run the test in its own folder: runs of a configuration have their folders there."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,7 @@ def adapted_entropy(coefficient: float, measured: float, *, target: float, delta
 
 
 def applied_entropy(coefficients: Coefficients, target: float | None) -> float:
-    """Return the factor of the entropy bonus: 0 if there is a target and the last entropy was above it."""
+    """Return the factor of the entropy bonus: 0 if the last entropy exceeded its target."""
     if target is None or coefficients.last_entropy is None or coefficients.last_entropy <= target:
         return coefficients.entropy
     return 0.0
@@ -109,7 +109,7 @@ class StepCoefficients:
         self._sums: dict[str, float] = {}
 
     def record(self, measured: Mapping[str, float]) -> None:
-        """Add the sums that an update has measured; the last update of a step adapts the coefficients."""
+        """Add the sums of an update; the last update of a step adapts the coefficients."""
         for name in ("tokens", "samples", "kl", "entropy"):
             if name in measured:
                 self._sums[name] = self._sums.get(name, 0.0) + measured[name]

@@ -1,4 +1,4 @@
-"""Off-policy corrections for tokens that another policy sampled, and metrics of the mismatch.
+"""Off-policy corrections for tokens of another policy, and metrics of the mismatch.
 
 Three policies: `rollout` sampled the tokens (older weights, or the arithmetic of another engine), `proximal` is the one
 that the clipped ratio is taken against, and the third one is trained. The importance ratio of a token is
@@ -186,7 +186,7 @@ def kept_by_opsm(logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: T
 
 
 def mismatch_metrics(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[str, float]:
-    """Measure the distance of the trainer's log-probs from the rollout's, as sums over the tokens of `mask`.
+    """Measure the distance of trainer's and rollout's log-probs, as sums over `mask`.
 
     With `d = logprobs - rollout`:
 
@@ -223,7 +223,7 @@ def mismatch_metrics(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[st
 
 
 def depth_metrics(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[str, float]:
-    """Measure |trainer - rollout| log-prob in the earlier and in the later half of each sequence, as sums over tokens.
+    """Measure |trainer - rollout| log-prob in both halves of each sequence, as sums.
 
     `abs_delta_early` and `abs_delta_late` are sums over the tokens that `tokens_early` and `tokens_late` count. The
     middle token of an odd number counts as late. Combine micro-batches with `losses.add_metrics`. No gradient.
@@ -247,7 +247,7 @@ def depth_metrics(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[str, 
 
 
 def ratio_quantiles(log_ratios: Sequence[NDArray[Any]]) -> dict[str, float]:
-    """Compute exact quantiles of the ratios of a step: `ratio_p1`, `ratio_p50`, `ratio_p99`; 1 without tokens.
+    """Compute quantiles of a step's ratios, `ratio_p1`, `_p50`, `_p99`; 1 without tokens.
 
     Args:
         log_ratios: `[tokens] float32` of each micro-batch, in any order.
@@ -264,7 +264,7 @@ def _ratio(proximal: Tensor, rollout: Tensor) -> Tensor:
 
 
 def _log_sum(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    """Return the log of the product of ratios over the tokens of each sequence, `[batch] float64`."""
+    """Return the log of each sequence's product of ratios, `[batch] float64`."""
     check_same_shape(numerator, denominator)
     check_same_shape(numerator, mask)
     return (numerator - denominator).detach().masked_fill(~mask, 0.0).double().sum(-1)

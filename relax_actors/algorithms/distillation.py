@@ -1,4 +1,4 @@
-"""Distillation losses: divergences between a teacher's and the student's distribution of each token.
+"""Distillation losses: divergences of a teacher's and the student's distributions.
 
 The teacher scores the tokens that the student sampled (on-policy distillation, Agarwal et al., "GKD", arXiv
 2306.13649). T is the teacher's and S the student's distribution over a *support* of k tokens for each position: the

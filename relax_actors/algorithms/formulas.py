@@ -1,4 +1,4 @@
-"""Formulas of an algorithm from those of its functions and settings, as plain text and as LaTeX, and what it needs.
+"""Formulas of an algorithm as plain text and LaTeX, and what it needs.
 
 Notation: r, reward of a sample; y, its trained tokens; A, advantage; lp, log-prob of the trained policy; old, ref, log-
 probs of the proximal policy and of the reference model; rollout, log-prob that the token was sampled with; R, ratio of
@@ -44,7 +44,7 @@ _NEEDS = {"values": "critic", "greedy": "greedy rollout", "squares": "squared pr
 
 
 def needs(algorithm: AlgorithmSection) -> list[str]:
-    """List what an algorithm needs beyond rewards: a reference, a critic, a teacher, reward components and so on."""
+    """List what an algorithm needs beyond rewards: a reference, a critic and so on."""
     advantage = spec_of_advantage(algorithm)
     inputs = [
         ("reference", algorithm.needs_reference),
@@ -66,7 +66,7 @@ def _is_score(algorithm: AlgorithmSection) -> bool:
 
 
 def formulas(algorithm: AlgorithmSection) -> Iterator[Formula]:
-    """Yield the formulas of an algorithm, part by part; a function of the user is named by its dotted path."""
+    """Yield an algorithm's formulas, part by part; users' functions by dotted path."""
     yield from _rewards(algorithm)
     if algorithm.rows == "sampled":
         yield from _advantages(algorithm)
@@ -74,7 +74,7 @@ def formulas(algorithm: AlgorithmSection) -> Iterator[Formula]:
 
 
 def constants(algorithm: AlgorithmSection) -> dict[str, Any]:
-    """Return the set values of the settings that the formulas of an algorithm mention, by the name of the setting."""
+    """Return the values of settings in an algorithm's formulas, by name."""
     text = " ".join(formula.plain for formula in formulas(algorithm))
     words = set(re.findall(r"[a-z_]+", text))
     values = {name: getattr(algorithm, name) for name in AlgorithmSection.model_fields if name in words}

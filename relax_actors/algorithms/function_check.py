@@ -13,7 +13,7 @@ from relax_actors.registry.catalog import POLICY_LOSSES
 
 
 def check_functions(config: Config) -> Iterator[str]:
-    """Check that the functions import; a user's advantage, policy loss and correction run on examples."""
+    """Check that functions import; a user's own ones are run on examples."""
     estimator_of(config.algorithm)
     check_user_functions(config.algorithm)
     if not config.from_data:

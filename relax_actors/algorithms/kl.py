@@ -1,4 +1,4 @@
-"""KL penalty in the loss: estimators at sampled tokens, their clamps, gradients and unbiased form."""
+"""KL penalty in the loss: estimators at tokens, clamps, gradients, unbiased form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Combinations of settings of the loss that make no sense: policy loss, KL, correction, rejection, distillation."""
+"""Combinations of loss settings that make no sense: policy loss, KL, corrections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def loss_refusals(config: Config) -> Iterator[str]:
 
 
 def _sampled_pairs(config: Config) -> Iterator[str]:
-    """Refuse a loss of pairs whose advantages do not say which samples are the pair, or whose answers are weighted."""
+    """Refuse a loss of pairs without named pairs, or with weighted answers."""
     algorithm = config.algorithm
     is_own = algorithm.advantage not in ADVANTAGES.built_in
     if algorithm.advantage == "best_worst" and algorithm.surrogate in POLICY_LOSSES.built_in:
@@ -96,7 +96,7 @@ def _loss(config: Config) -> Iterator[str]:
 
 
 def _observations(config: Config) -> Iterator[str]:
-    """Refuse a loss of observations in runs without them, and beside a policy loss of whole samples or steps."""
+    """Refuse a loss of observations without any, or beside a loss of whole samples."""
     algorithm, spec = config.algorithm, spec_of_loss(config.algorithm)
     if not algorithm.observation_nll:
         return

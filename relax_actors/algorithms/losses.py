@@ -102,7 +102,7 @@ def sft_loss(logprobs: Tensor, mask: Tensor, normaliser: float) -> Tensor:
 
 
 def add_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Combine the metrics of micro-batches or ranks: the maximum of `max_*`, the sum of all others."""
+    """Combine metrics of micro-batches or ranks: maximum of `max_*`, sum of others."""
     total: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():

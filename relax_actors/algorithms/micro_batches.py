@@ -34,7 +34,7 @@ class Shared:
 def micro_batches(
     lengths: Sequence[int], *, max_tokens: int, padded: bool = False, shared: Shared | None = None
 ) -> list[list[int]]:
-    """Split sequences into micro-batches of at most `max_tokens` tokens, longest sequences first.
+    """Split sequences into micro-batches of `max_tokens` tokens, longest first.
 
     Sequences of equal length keep the order of their indices. Neighbours have similar lengths, so attention, which
     computes on padding, wastes little, and the micro-batch that needs most memory runs first. No split of the sorted

@@ -1,4 +1,4 @@
-"""Functions that [algorithm] names, by name or dotted path, and their facts; only those of users may import torch."""
+"""Functions of [algorithm] by name or dotted path, and their facts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 
 
 def load_advantage(name: str) -> Function:
-    """Load an advantage estimator; raises ConfigError if it is no function, or has a wrong `spec`."""
+    """Load an advantage estimator; raises ConfigError."""
     return _load(ADVANTAGES, name, "advantage", "a function of a Group", advantage_spec)
 
 
@@ -33,7 +33,7 @@ def load_correction(kind: str) -> Function:
 
 
 def spec_of_advantage(algorithm: AlgorithmSection) -> AdvantageSpec:
-    """Return the facts of `algorithm.advantage`; none if it does not load, which `check_user_functions` reports."""
+    """Return the facts of `algorithm.advantage`; none if it does not load."""
     try:
         return advantage_spec(load_advantage(algorithm.advantage))
     except ConfigError:
@@ -62,13 +62,13 @@ def readers(registry: Registry[Function], setting: str) -> list[str]:
 
 
 def advantages_with(is_meant: Callable[[AdvantageSpec], bool]) -> str:
-    """Return the built-in estimators with certain facts, for remedies: `"ema", "returns" or "gae"`."""
+    """Return built-in estimators with certain facts: `"ema", "returns" or "gae"`."""
     *others, last = (f'"{name}"' for name in ADVANTAGES.built_in if is_meant(advantage_spec(load_advantage(name))))
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def check_user_functions(algorithm: AlgorithmSection) -> None:
-    """Check that the user's algorithm functions import, and that [algorithm.options] has what they take.
+    """Check that users' algorithm functions import, with the options they take.
 
     Raises:
         ConfigError: one does not import, or an option is missing, unknown or of the wrong type.
@@ -86,12 +86,12 @@ def check_user_functions(algorithm: AlgorithmSection) -> None:
 
 
 def has_own_functions(algorithm: AlgorithmSection) -> bool:
-    """Return whether the policy loss or the correction is a function of the user or of another package."""
+    """Return whether policy loss or correction is a function of a user or package."""
     return algorithm.surrogate not in POLICY_LOSSES.built_in or algorithm.correction.kind not in CORRECTIONS.built_in
 
 
 def call_user_function(function: Callable[..., Any], source: str, *arguments: Any, **settings: Any) -> Any:
-    """Call a user's function; raises ConfigError, with the setting `source` and the line, if it raised."""
+    """Call a user's function; raises ConfigError with the setting and the line."""
     try:
         return function(*arguments, **settings)
     except Exception as error:
@@ -108,7 +108,7 @@ def _load(
     kind: str = "a function",
     facts_of: Callable[[Function], object] | None = None,
 ) -> Function:
-    """Load a function and check that its facts can be read; `kind` says what to name in place of another object."""
+    """Load a function and check its facts; `kind` is for errors."""
     function = registry.load(name, f"algorithm.{setting}")
     if not callable(function):
         msg = f"algorithm.{setting} = {name!r} is a {type(function).__name__}; name {kind}"

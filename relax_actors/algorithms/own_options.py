@@ -1,4 +1,4 @@
-"""Arguments of a user's algorithm functions: settings of [algorithm], and options from [algorithm.options].
+"""Return f'(t) of f-DPO, x = log t the log-ratio (arXiv 2309.16240, theorem 1).
 
     def damped(inputs: PolicyInputs, *, clip_high: float, power: float = 2.0) -> Tensor
 
@@ -29,7 +29,7 @@ def settings_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> di
 
 
 def arguments_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> dict[str, Any]:
-    """Return the values of a function's keyword-only parameters: settings of [algorithm], and options.
+    """Return a function's keyword-only arguments: settings of [algorithm], and options.
 
     Raises:
         ConfigError: an option is missing or of the wrong type, or an annotation is no type.
@@ -41,7 +41,7 @@ def arguments_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> d
 
 
 def check_options(algorithm: AlgorithmSection, functions: Sequence[Callable[..., Any]]) -> None:
-    """Check that each option of [algorithm.options] has a function that takes it; raises ConfigError."""
+    """Check that a function takes each of [algorithm.options]; raises ConfigError."""
     known = {name for function in functions for name in _options(function)}
     problems = []
     for name in (name for name in algorithm.options if name not in known):
@@ -57,7 +57,7 @@ def check_options(algorithm: AlgorithmSection, functions: Sequence[Callable[...,
 
 
 def _options(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return type and default of a function's options by name; raises ConfigError if an annotation is no type."""
+    """Return a function's options by name, as type and default; raises ConfigError."""
     options = {name: p for name, p in keyword_only(function).items() if name not in SETTINGS}
     written = {name: p.annotation for name, p in options.items() if p.annotation is not p.empty}
     # Annotations of other parameters may name what is imported for type checkers only.

@@ -69,7 +69,7 @@ class PairSums:
         return self.chosen - self.rejected
 
     def scores(self, settings: PairsSection) -> tuple[Tensor, Tensor]:
-        """Scores of the answers by the divergence of [algorithm.pairs]; their log-ratios with the reverse KL."""
+        """Scores of answers by the divergence of [algorithm.pairs]: log-ratios for reverse KL."""
         return _score(self.chosen, settings), _score(self.rejected, settings)
 
     def margin(self, settings: PairsSection) -> Tensor:

@@ -60,7 +60,7 @@ class PolicyLoss:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over whole samples and over the step, which a forward pass collects for the backward pass.
+    """Sums over whole samples and the step, collected before the backward pass.
 
     Attributes:
         recorded: sums over the tokens of each sequence by name, `[batch] float64`, filled while a function runs.
@@ -84,7 +84,7 @@ class Totals:
     row_number: Tensor | None = None
 
     def all_rows(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the sums of `row_sum` over all rows, `[rows] float64`, and the place of each own row, `[batch] int64`.
+        """Return `row_sum` of all rows, `[rows] float64`, and each own row's place, `[batch]`.
 
         Raises:
             ValueError: the function does not declare `over_row`, or has made no such sum.
@@ -101,7 +101,7 @@ class Totals:
         return own.new_zeros(len(rows)).index_add(0, numbers, own), numbers
 
     def row_sum(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the sums over the trained tokens of each sequence's row, `[batch, 1]`, without gradient.
+        """Return sums over each sequence's row, `[batch, 1]`, without gradient.
 
         Raises:
             ValueError: the function does not declare `over_row`.
@@ -116,7 +116,7 @@ class Totals:
         return sums.to(values.dtype).unsqueeze(-1)
 
     def sample_sum(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the sums over the trained tokens of each sequence's sample, `[batch, 1]`, without gradient."""
+        """Return sums over each sequence's sample, `[batch, 1]`, without gradient."""
         own = self._record(name, values, mask)
         self.terms[name] = values.detach()
         return self.samples.get(name, own).to(values.dtype).unsqueeze(-1)
@@ -236,7 +236,7 @@ class PolicyInputs:
 
     @property
     def scored(self) -> tuple[Tensor, Tensor]:
-        """`scores` and `targets`; raises ValueError if the model computes none, or the batch lacks targets."""
+        """`scores` and `targets`; raises ValueError without them."""
         if self.scores is None or self.targets is None:
             msg = 'this loss reads scores and their targets; set algorithm.head = "scores", and label the data'
             raise ValueError(msg)
@@ -253,7 +253,7 @@ class PolicyInputs:
         return self.log_ratio.exp()
 
     def sample_sum(self, name: str, values: Tensor) -> Tensor:
-        """Return the sum of `values` over the trained tokens of each sequence's whole sample, without gradient.
+        """Return `values` summed over each sequence's whole sample, without gradient.
 
         Args:
             name: unique name of the sum within the function.
@@ -265,14 +265,14 @@ class PolicyInputs:
         return self.totals.sample_sum(name, values, self.mask)
 
     def row_sum(self, name: str, values: Tensor) -> Tensor:
-        """Return the sum of `values` over the trained tokens of each sequence's row, as `sample_sum`.
+        """Return `values` summed over each sequence's row, as `sample_sum`.
 
         It needs a function that declares `over_row`.
         """
         return self.totals.row_sum(name, values, self.mask)
 
     def all_rows(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the sums of `row_sum` over all rows of the step, `[rows] float64`, and the place of each own row.
+        """Return `row_sum` of all rows of the step, `[rows] float64`, and own rows' places.
 
         It needs a function that declares `over_row` and `whole_step`. In the pass that collects the sums, the rows are
         those of the micro-batch.
@@ -280,7 +280,7 @@ class PolicyInputs:
         return self.totals.all_rows(name)
 
     def step_sum(self, name: str, values: Tensor) -> Tensor:
-        """Return the sum of `values` over all trained tokens of the step; needs a function that declares `whole_step`.
+        """Return `values` summed over the step; the function declares `whole_step`.
 
         In the pass that collects the sums it is that of the micro-batch, and 0 if this has no token.
 

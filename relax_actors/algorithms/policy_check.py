@@ -1,4 +1,4 @@
-"""Check of a policy loss: shape, finiteness, gradient against finite differences, invariance to the cut of a step.
+"""Check of a policy loss: shape, finiteness, gradient, and invariance to cuts.
 
 Everything is computed in float64 on a made-up step: samples of 1 to 9 tokens, one of them in two sequences, equal and
 large ratios, advantages of both signs and 0.
@@ -34,7 +34,7 @@ STEP = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Sequences of a step: `[sequences, tokens] float64`, their mask, the sample of each, and the row if it is read.
+    """Sequences of a step: `[sequences, tokens] float64`, mask, samples, and rows.
 
     With `classes` above 0 the log-probs are the first of as many scores, and the others follow from them.
     """
@@ -124,7 +124,7 @@ def _step_of(functions: PolicyFunctions, algorithm: AlgorithmSection) -> _Step:
 
 
 def _try_cuts(functions: PolicyFunctions, algorithm: AlgorithmSection) -> None:
-    """Refuse a policy loss whose loss or gradient of a step depends on the cut into micro-batches."""
+    """Refuse a policy loss that depends on the cut into micro-batches."""
 
     def call(inputs: PolicyInputs) -> Tensor:
         return functions.policy_loss(inputs).loss
@@ -164,7 +164,7 @@ def _try_step(functions: PolicyFunctions, algorithm: AlgorithmSection, step: _St
 
 
 def _try_weights(weights: Callable[[Tensor, Tensor, Tensor], TokenWeights], step: _Step, source: str) -> None:
-    """Refuse a correction whose weights of a sequence depend on the other sequences of its micro-batch."""
+    """Refuse a correction that depends on other sequences of the micro-batch."""
     whole = weights(step.proximal, step.rollout, step.mask).weight
     for row, length in enumerate(step.mask.sum(-1).tolist()):
         cut = slice(row, row + 1), slice(max(1, length))
@@ -236,7 +236,7 @@ def _check_cuts(
 def _loss_and_gradient(
     call: Callable[[PolicyInputs], Tensor], step: _Step, level: RatioLevel, cut: Sequence[list[int]], *, wide: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of the step, a mean over tokens, and its gradient, as an engine computes them."""
+    """Return the step's mean loss and its gradient, as an engine computes them."""
     facts = _facts(call, step, level, cut, wide=wide)
     leaf = step.logprobs.clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
@@ -316,7 +316,7 @@ def _made_up(seed: int, level: RatioLevel, *, over_row: bool, classes: int = 0) 
 
 @contextmanager
 def _constant_detach(constants: list[Tensor], *, records: bool) -> Iterator[None]:
-    """Make `detach` return the tensors of the first call in later calls, in order, so that they are constants."""
+    """Make later calls of `detach` return the first call's tensors, as constants."""
     detach, replayed = Tensor.detach, iter(constants)
 
     def constant(tensor: Tensor) -> Tensor:

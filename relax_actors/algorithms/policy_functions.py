@@ -1,4 +1,4 @@
-"""Policy loss and correction of a run by name or dotted path, with their settings from [algorithm].
+"""Policy loss and correction of a run, with their settings from [algorithm].
 
 What a user's function returns is checked at every call, because a wrong shape would broadcast and a nan would end in
 the weights.
@@ -54,7 +54,7 @@ class PolicyFunctions:
         return self.has_own_loss or bool(self.spec.over_sample)
 
     def choose(self, advantages: Array, logprobs: Array, ratio: Array, *, seed: int) -> Array:
-        """Choose tokens of the step by `LossSpec.choose`, `[tokens] bool`; all arrays are `[tokens]`.
+        """Choose tokens of the step by `LossSpec.choose`, `[tokens] bool`.
 
         Raises:
             ConfigError: the user's function raised an exception, or returned no bool for each token.
@@ -117,7 +117,7 @@ class PolicyFunctions:
 
 
 def checked_loss(result: object, mask: Tensor, source: str) -> Tensor:
-    """Return the loss of each token from what a user's policy loss returned, if all of it is usable.
+    """Return a user's loss of each token; raises ConfigError if unusable.
 
     `mask` `[batch, seq] bool` has the tokens that count.
 
@@ -139,7 +139,7 @@ def checked_loss(result: object, mask: Tensor, source: str) -> Tensor:
 
 
 def checked_choice(chosen: object, tokens: int, source: str) -> Array:
-    """Return the tokens that a user's function chose, `[tokens] bool`; raises ConfigError for anything else."""
+    """Return a user's choice of tokens, `[tokens] bool`; raises ConfigError."""
     if not isinstance(chosen, np.ndarray) or chosen.shape != (tokens,) or chosen.dtype != bool:
         what = f"{chosen.dtype}{list(chosen.shape)}" if isinstance(chosen, np.ndarray) else type(chosen).__name__
         msg = f"{source} returned {what}; return a NumPy array of one bool for each token, [{tokens}]"
@@ -148,7 +148,7 @@ def checked_choice(chosen: object, tokens: int, source: str) -> Array:
 
 
 def checked(values: object, mask: Tensor, source: str) -> Tensor:
-    """Return what a user's function returned for each token, if it is usable; `mask` is `[batch, seq] bool`.
+    """Return a user's number for each token; `mask` is `[batch, seq] bool`.
 
     Raises:
         ConfigError: it is no tensor of the mask's shape, or a number of a trained token is not finite.

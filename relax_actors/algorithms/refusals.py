@@ -1,4 +1,4 @@
-"""Combinations of algorithm settings that make no sense: one line each, with the reason and the fix."""
+"""Combinations of algorithm settings that make no sense, with reason and remedy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def refusals(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
 
 
 def _reference(config: Config) -> Iterator[str]:
-    """Refuse a refreshed reference that nothing reads, or that the trainer would have to keep itself."""
+    """Refuse a refreshed reference that nothing reads, or that the trainer keeps."""
     algorithm = config.algorithm
     if algorithm.reference_every is None:
         return
@@ -218,7 +218,7 @@ def _normalisation(config: Config) -> Iterator[str]:
 
 
 def _before_teacher(algorithm: AlgorithmSection) -> Iterator[str]:
-    """Refuse statistics of the step that act on advantages of 0, before the signal of a teacher is added."""
+    """Refuse step statistics of advantages of 0, before a teacher's signal."""
     acting = {
         ("whiten", f'"{algorithm.whiten}"', '"none"'): algorithm.whiten != "none",
         ("scale", '"batch_std"', '"none"'): algorithm.scale == "batch_std",
@@ -234,7 +234,7 @@ def _before_teacher(algorithm: AlgorithmSection) -> Iterator[str]:
 
 
 def _signal(config: Config) -> Iterator[str]:
-    """Refuse statistics of rows without a signal where no row lacks one, or where the trainer alone can tell."""
+    """Refuse statistics of rows without signal where none lack one."""
     algorithm = config.algorithm
     equal_rewards, is_own = spec_of_advantage(algorithm).equal_rewards, algorithm.advantage not in ADVANTAGES.built_in
     compares = algorithm.components == "sum" and (equal_rewards == "zero" or (is_own and not equal_rewards))

@@ -1,4 +1,4 @@
-"""Combinations of algorithm settings and rows that make no sense: rows of the data, of another loss, and scores."""
+"""Combinations of algorithm settings and rows that make no sense."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def learning_rate(
 
 
 def scheduled_learning_rate(config: Config, step: int, base: float | None = None) -> float:
-    """Compute the learning rate of a step from the configuration of the run; see `learning_rate`.
+    """Compute a step's learning rate from the configuration; see `learning_rate`.
 
     Without `base`, the peak rate is that of the policy. A warm-up that is longer than the run is cut to the run.
     """
@@ -76,7 +76,7 @@ def scheduled_learning_rate(config: Config, step: int, base: float | None = None
 
 
 def is_evaluated(config: Config, version: int) -> bool:
-    """Return whether a version is evaluated: version 0, every `eval.every` versions, and the last one."""
+    """Return whether a version is evaluated: 0, every `eval.every`, and the last."""
     if config.eval is None:
         return False
     every = config.eval.every
@@ -84,7 +84,7 @@ def is_evaluated(config: Config, version: int) -> bool:
 
 
 def last_evaluated(config: Config, version: int) -> set[int]:
-    """Return the two most recent evaluated versions up to `version`; empty if the run has no evaluation."""
+    """Return the two newest evaluated versions up to `version`; may be empty."""
     if config.eval is None:
         return set()
     every = config.eval.every or config.run.steps
@@ -93,7 +93,7 @@ def last_evaluated(config: Config, version: int) -> set[int]:
 
 
 def reference_version(config: Config, step: int) -> int:
-    """Return the version that scores the rows of a step as their reference; 0 without `algorithm.reference_every`.
+    """Return the reference version of a step; 0 without `algorithm.reference_every`.
 
     It follows from the step alone, so that a row that is scored again gets the same log-probs, and it is published
     before any row of the step is admitted, so that no row waits for it.

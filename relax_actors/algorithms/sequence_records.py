@@ -1,4 +1,4 @@
-"""Numbers of whole samples and of the whole step that a policy loss needs before its backward pass.
+"""Numbers of whole samples and the step that a loss needs beforehand.
 
 A forward pass over the sequences of a step, without gradient, yields one `SequenceRecord` for each sequence. From the
 records of all sequences, in the order of the step, follow the sums over samples and over the step and the choice of
@@ -65,7 +65,7 @@ class StepFacts:
 def sum_records(
     records: Sequence[SequenceRecord], samples: Sequence[Hashable], rows: Sequence[Hashable] = ()
 ) -> StepFacts:
-    """Sum the records of sequences over their samples, their rows and over all of them, in the order given.
+    """Sum records of sequences over samples, rows and all, in the order given.
 
     `samples` and `rows` are the keys of each sequence's; without rows, no sums over them.
     """
@@ -119,7 +119,7 @@ def most_uncertain(records: Sequence[SequenceRecord], share: float) -> list[Arra
 
 
 def of_selected(records: Sequence[SequenceRecord], masks: Sequence[Array]) -> list[SequenceRecord]:
-    """Return the records with sums over the chosen tokens, `[tokens] bool` each, and their number as "selected"."""
+    """Return records of chosen tokens, `[tokens] bool`, counted as "selected"."""
     chosen = []
     for record, mask in zip(records, masks, strict=True):
         sums = {name: math.fsum(values[mask].tolist()) for name, values in record.terms.items()}

@@ -1,4 +1,4 @@
-"""Reward shaping: changes of the rewards of a group before its advantages, as pure functions in float64."""
+"""Reward shaping: pure changes of a group's rewards before its advantages."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def kl_rewards(
 
 
 def has_signal(rewards: Array, tolerance: float = 1e-8) -> bool:
-    """Return whether any two rewards of a group differ by more than `tolerance`; otherwise all advantages are 0.
+    """Return whether two rewards of a group differ by more than `tolerance`.
 
     Args:
         rewards: `[n]`.

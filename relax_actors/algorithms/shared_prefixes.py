@@ -18,7 +18,7 @@ LEAST_TOKENS = 4
 
 
 def find_shared_prefixes(keys: Sequence[NDArray[Any]]) -> tuple[list[int], list[int]]:
-    """Order sequences so that each shares as long a prefix with its predecessor as with any sequence before it.
+    """Order sequences so that each shares the longest prefix with its predecessor.
 
     Args:
         keys: `[len]` or `[len, n]` integers of each sequence, all of one dtype. Tokens are the same if their keys and

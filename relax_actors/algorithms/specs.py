@@ -1,4 +1,4 @@
-"""Facts of an algorithm function, stated beside it by a decorator: checks, roles and pages read them from there.
+"""Facts of an algorithm function, stated beside it by a decorator.
 
     @AdvantageSpec(needs=("values",), formula="r - V", latex="r_i - V_i")
     def centred(group: Group, *, gamma: float = 1.0) -> Array: ...
@@ -29,7 +29,7 @@ Head = Literal["tokens", "scores"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSpec:
-    """Facts of an algorithm function; as a decorator, it becomes the attribute `spec` of the function."""
+    """Facts of an algorithm function; a decorator that sets its attribute `spec`."""
 
     formula: str = ""
     """Its formula as plain text, in the notation of `formulas`."""
@@ -56,7 +56,7 @@ class FunctionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSpec(FunctionSpec):
-    """Facts of an advantage estimator; raises ValueError if `needs` or `equal_rewards` has an unknown value."""
+    """Facts of an advantage estimator; raises ValueError for unknown values."""
 
     needs: tuple[str, ...] = ()
     """Of `INPUTS`; the fields of `Group` that must not be None. "tokens" are `lengths` and `loss_mask`."""
@@ -106,7 +106,7 @@ class AdvantageSpec(FunctionSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpec(FunctionSpec):
-    """Facts of a policy loss; raises ValueError if `ratio`, `head` or `over_sample` has an unknown value."""
+    """Facts of a policy loss; raises ValueError for unknown values."""
 
     ratio: FormulaRatio = ""
     """Ratio R of its formula: that of `algorithm.ratio`; of each token to the rollout; of the whole sample; or none, so
@@ -166,7 +166,7 @@ def keyword_only(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def settings_accepted(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the settings that a function has a keyword-only parameter for; `**settings` gets none."""
+    """Select a function's keyword-only settings; `**settings` gets none."""
     return {name: settings[name] for name in keyword_only(function) if name in settings}
 
 
@@ -178,12 +178,12 @@ def settings_read(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def advantage_spec(function: Callable[..., Any]) -> AdvantageSpec:
-    """Return the facts of an estimator, which reads the rewards alone if undecorated; raises ConfigError."""
+    """Return an estimator's facts, by default rewards alone; raises ConfigError."""
     return _spec(function, AdvantageSpec)
 
 
 def loss_spec(function: Callable[..., Any]) -> LossSpec:
-    """Return the facts of a policy loss, unknown without a decorator; raises ConfigError for a wrong `spec`."""
+    """Return a policy loss's facts, by default unknown; raises ConfigError."""
     return _spec(function, LossSpec)
 
 

@@ -1,4 +1,4 @@
-r"""Normalisation of advantages with statistics of the whole step, which the trainer applies to the rows of its batch.
+r"""Normalisation of advantages by statistics of the step, in the trainer.
 
 Computed in float64 over the rows in the order of the batch cell, in one process before the batch is shared by ranks. A
 replayed step therefore gives the same bits, and so does any number of ranks. The result is rounded to float32 once.
@@ -166,7 +166,7 @@ def _weighted(row: RowAdvantages, over: Whiten) -> tuple[Array, Array]:
 
 
 def _moments(numbers: Array, weights: Array) -> tuple[float, float]:
-    """Return the mean and the standard deviation of numbers that occur `weights` times; (mean, 0) if all are equal."""
+    """Return mean and standard deviation with `weights`; exactly (mean, 0) if equal."""
     total = float(weights.sum())
     if not total:
         return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Settings of [algorithm] that the user wrote, and settings that have no effect beside the others."""
+"""Settings of [algorithm] that have no effect beside the others."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _pair_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
 
 
 def _function_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
-    """Why a setting of advantages or policy losses is idle: the chosen function does not read it."""
+    """Why a setting is idle: the chosen function does not read it."""
     if algorithm.components == "decoupled" and name in ("scale", "epsilon"):
         # Each component is divided by its standard deviation.
         return DECOUPLED if name == "scale" else None

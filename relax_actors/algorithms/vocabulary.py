@@ -1,4 +1,4 @@
-"""Log-probs, entropies and squared probabilities over the full vocabulary, chunk by chunk of tokens.
+"""Log-probs, entropies and squared probabilities over the vocabulary, in chunks.
 
 Invariant: with an output head no tensor of `[tokens, vocab]` exists. Logits have the size of a chunk; the backward pass
 computes them again. From given logits, intermediate results have the size of a chunk, and the gradient is the only
@@ -20,7 +20,7 @@ CHUNK_ELEMENTS = 1 << 26
 
 
 class Shards:
-    """Reductions over the ranks that share the vocabulary; this one is for a vocabulary in one place.
+    """Reductions over ranks that share the vocabulary; here in one place.
 
     Attributes:
         first: id of the first token of this rank's shard.
@@ -80,7 +80,7 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True)
 class _Distribution:
-    """How the distribution over the vocabulary follows from hidden states or, without a head, from logits."""
+    """The distribution over the vocabulary from hidden states, or from logits."""
 
     head: Head | None
     temperature: float
@@ -101,7 +101,7 @@ class _Distribution:
         return [slice(start, start + size) for start in range(0, len(hidden), size)]
 
     def scaled(self, logits: Tensor) -> Tensor:
-        """Return `log(p) + constant` in a new tensor, -inf at barred tokens and at the padding of the vocabulary."""
+        """Return `log(p) + constant`, -inf at barred tokens and padding."""
         head, scaled = self.head, logits.to(self.dtype)
         if head is not None and head.scale != 1.0:
             scaled = scaled * head.scale
@@ -138,7 +138,7 @@ def _logits(hidden: Tensor, head: tuple[Tensor, Tensor | None] | None) -> Tensor
 
 
 class _TokenScores(torch.autograd.Function):
-    """Log-probs at `ids`, and entropies if they are asked for; one chunk is kept, several are computed again."""
+    """Log-probs at `ids`, and entropies if needed; several chunks are recomputed."""
 
     @staticmethod
     def forward(
@@ -235,7 +235,7 @@ def score_tokens(
     shards: Shards | None = None,
     entropies: bool = False,
 ) -> TokenScores:
-    """Compute log-probs of tokens and, if asked for, the entropy of each distribution, with gradients.
+    """Compute tokens' log-probs and, if needed, entropies, with gradients.
 
     The distribution is `softmax(logits / temperature)` over the full vocabulary; top-p and top-k are not applied. Half
     precision is computed in float32, chunk by chunk.
@@ -268,7 +268,7 @@ def score_tokens(
 def score_top(
     hidden: Tensor, targets: Tensor, k: int, temperature: float, *, head: Head | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute log-probs of tokens and find the most likely tokens, without gradient; the vocabulary is in one place.
+    """Compute tokens' log-probs and the most likely tokens, without gradient.
 
     Args:
         hidden: `[tokens, hidden]`, hidden states; without a head the logits.
@@ -311,7 +311,7 @@ def squared_probabilities(
 
 
 def _normalised(scaled: Tensor, shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `exp(scaled - maximum)` `[rows, vocab]`, and `logsumexp(scaled)` and the sum of the first, `[rows]`."""
+    """Return `exp(scaled - maximum)`, `[rows, vocab]`, its sum and logsumexp, `[rows]`."""
     peak = shards.max(scaled.max(-1).values)
     exponentials = (scaled - peak[:, None]).exp_()
     total = shards.sum(exponentials.sum(-1))

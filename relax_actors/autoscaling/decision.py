@@ -1,4 +1,4 @@
-"""Decide how many rollouts a run should have: a pure function of measurements, state and time.
+"""Decide how many rollouts a run should have: pure, with the time passed in.
 
 An engine that holds R rows at once is busy when it has R. With W rows that wait and H rows in hand, a run can use
 ceil((W + H) / R) engines. While engines are too few, all rows that may be admitted wait or are in hand; while they
@@ -43,6 +43,7 @@ class Figures:
         engines: rollouts that the run should have now, those that start included, on nodes not marked as spot.
         least: number of engines that remain at least: those that are not scaled, and one.
         spot: rollouts on nodes marked as spot that work.
+        working: all rollouts that hold rows; 0 if unknown.
         oldest: age of the oldest waiting row in seconds; 0 if none waits.
         starving: whether the trainer waits for rows.
         restarts: restarts of rollouts so far.
@@ -56,6 +57,7 @@ class Figures:
     engines: int | None
     least: int = 0
     spot: int = 0
+    working: int = 0
     oldest: float | None = 0.0
     starving: bool | None = None
     restarts: int | None = 0
@@ -79,6 +81,7 @@ class Timers:
         starved: share of the trainer's time without rows, averaged over `out_for` seconds.
         restarts: restarts at the last look; None before the first.
         deaths: times of the restarts within `restart_period`.
+        holds: rows that an engine held when it was full with fewer than allowed; 0 if none was.
     """
 
     changed: float
@@ -92,6 +95,7 @@ class Timers:
     starved: float = 0.0
     restarts: int | None = None
     deaths: Sequence[float] = ()
+    holds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,8 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     timers = _observed(section, figures, timers, now)
     starves = timers.starved >= section.starved
     waits = starves and bool(figures.waiting) and (figures.oldest or 0.0) >= section.waiting_seconds
-    have, needed = figures.engines, needed_engines(section, figures, are_full=waits)
+    timers = replace(timers, holds=_rows_held(figures, timers, are_full=waits))
+    have, needed = figures.engines, needed_engines(section, figures, timers.holds)
     if figures.changing:
         return Decision(Action.HOLD, have, needed, "an operation on the rollouts runs"), _without_timers(timers, now)
     if have < section.min or have > section.max:
@@ -147,17 +152,25 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     return _carried_out(_weighed(section, timers, (have, needed), now), figures.least, have, timers, now)
 
 
-def needed_engines(section: AutoscalerSection, figures: Figures, *, are_full: bool = False) -> int:
+def needed_engines(section: AutoscalerSection, figures: Figures, holds: int = 0) -> int:
     """Return the number of engines that a run can use, within the bounds; working spot engines count as present.
 
-    Engines that `are_full`, since rows wait for long, hold what their key-value caches can hold, which may be fewer
-    rows than `rows_per_engine`.
+    `holds` are the rows that an engine can hold, if they are fewer than `rows_per_engine`.
     """
-    rows, each = (figures.waiting or 0) + (figures.in_hand or 0), max(1, figures.rows_per_engine)
-    if are_full and figures.in_hand:
-        each = min(each, math.ceil(figures.in_hand / max(1, figures.engines or 1)))
-    wanted = math.ceil(rows / each) - figures.spot
+    rows = (figures.waiting or 0) + (figures.in_hand or 0)
+    wanted = math.ceil(rows / max(1, holds or figures.rows_per_engine)) - figures.spot
     return max(section.min, min(section.max, wanted))
+
+
+def _rows_held(figures: Figures, timers: Timers, *, are_full: bool) -> int:
+    """Return `Timers.holds` after a look.
+
+    Rows that wait for long find the engines full, perhaps with fewer rows than allowed, as their key-value caches are.
+    The number holds until an engine has held more, also when no row waits.
+    """
+    held = math.ceil((figures.in_hand or 0) / figures.working) if figures.working else 0
+    is_measured = are_full and not timers.deaths
+    return min(held, figures.rows_per_engine) if held > 0 and (is_measured or 0 < timers.holds < held) else timers.holds
 
 
 def _weighed(section: AutoscalerSection, timers: Timers, sizes: tuple[int, int], now: float) -> Decision:
@@ -176,7 +189,7 @@ def _weighed(section: AutoscalerSection, timers: Timers, sizes: tuple[int, int],
 
 
 def _within_bounds(section: AutoscalerSection, timers: Timers, sizes: tuple[int, int], now: float) -> Decision:
-    """Return to the bounds, as soon as the last change, which may not have succeeded, is long enough ago."""
+    """Return to the bounds once the last change is long enough ago."""
     have, needed = sizes
     if have < section.min:
         action, bound, why = Action.OUT, section.min, _limit_of_out(section, timers, now)
@@ -233,7 +246,7 @@ def _without_timers(timers: Timers, now: float) -> Timers:
 
 
 def _with_fewer(timers: Timers, needed: int, now: float, *, holds: bool) -> Timers:
-    """Follow how many engines are needed while they are fewer; a number that still falls is not settled."""
+    """Follow how many engines are needed while fewer; a falling number is unsettled."""
     if not holds:
         return replace(timers, fewer_since=None, low=0, peak=0)
     if timers.fewer_since is None or needed < timers.low:
@@ -242,7 +255,7 @@ def _with_fewer(timers: Timers, needed: int, now: float, *, holds: bool) -> Time
 
 
 def _observed(section: AutoscalerSection, figures: Figures, timers: Timers, now: float) -> Timers:
-    """Average the trainer's starvation, and count restarts. A gap of several looks resets the timers."""
+    """Average the starvation and count restarts; a long gap resets the timers."""
     gap = 0.0 if timers.seen is None else now - timers.seen
     if gap > max(3 * section.interval, section.interval + 5.0):
         timers = _without_timers(timers, now)
@@ -288,7 +301,7 @@ class Place:
 
 
 def place_for(places: Sequence[Place], change: int) -> tuple[Place, int] | None:
-    """Return the node to change, and the number of its rollouts afterwards; None if no node can change.
+    """Return a node and its rollouts afterwards; None if no node can change.
 
     Rollouts are added where most GPUs are free, else where fewest actors are; they are taken from the node with most
     rollouts, so that one remains on each. One node is changed at a time, because an operation is of one node; the next

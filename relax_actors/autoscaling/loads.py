@@ -1,4 +1,4 @@
-"""Modelled loads, on which the decision is tried: how much the trainer asks for, and how long a row takes.
+"""Modelled loads for the decision: demand of the trainer, and seconds a row.
 
 The model is a fluid one, in steps of `STEP` seconds. Engines with R rows finish R / row seconds of them a second. The
 trainer takes what it asks for as far as rows are ready, and each row that it takes lets another one be admitted. Rows
@@ -183,7 +183,7 @@ def run_scaled(load: Load, rows_per_engine: int, admitted: int, section: Autosca
 
 
 def best_fixed(load: Load, rows_per_engine: int, admitted: int, most: int) -> tuple[int, Outcome]:
-    """Return the smallest fixed size that starves the trainer for at most `STARVED_SHARE`, or the largest allowed."""
+    """Return the smallest size that starves the trainer for `STARVED_SHARE` at most."""
     for engines in range(1, most + 1):
         outcome = run_fixed(load, rows_per_engine, admitted, engines)
         if outcome.starved <= STARVED_SHARE:

@@ -1,4 +1,4 @@
-"""Checks before a run starts: roles, backends and transports bring their own; those of the machine are here."""
+"""Checks before a run: those of roles, backends, transports, and the machine."""
 
 from relax_actors.checks.examine import Findings, examine, require
 

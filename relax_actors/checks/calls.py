@@ -78,13 +78,13 @@ def calls_of(config: Config) -> list[Call]:
 
 
 def check_calls(run: CheckedRun, import_path: Path) -> list[Callable[[], Iterator[str]]]:
-    """Return the checks that call rewards and the environment, if their roles start on this machine."""
+    """Return checks that call rewards and the environment, if they are on this machine."""
     calls = [call for call in calls_of(run.config) if role_of(call.setting) in run.here]
     return [partial(check_call, run.config, call, import_path, run.first_rows) for call in calls]
 
 
 def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str, Prompt]) -> Iterator[str]:
-    """Try a call, and note the reward; raises ConfigError if it failed, crashed, or gave no result in time."""
+    """Try a call and note the reward; raises ConfigError if it fails."""
     prompt = rows.get(call.data)
     if prompt is None:
         return  # the check of the data has said why
@@ -162,7 +162,7 @@ def _end(file: BinaryIO) -> bytes:
 
 
 def _result(written: bytes) -> dict[str, Any] | None:
-    """Return what `trial_call` has written; None without that, since code in its process may write anything."""
+    """Return the result of `trial_call`; None without one, or for anything else."""
     with suppress(ValueError, TypeError, LookupError):
         body = json.loads(written)
         if "error" in body:
@@ -180,7 +180,7 @@ def deadline(config: Config, setting: str) -> float:
 
 @contextmanager
 def _boxed(config: Config, role: str, folder: RunFolder, inner: list[str]) -> Iterator[tuple[list[str], list[int]]]:
-    """Yield a command line that runs a command in the sandbox of its role, if it has one, and descriptors for it."""
+    """Yield a command in its role's sandbox, if any, and its descriptors."""
     if not is_sandboxed(config, role):
         yield inner, []
         return

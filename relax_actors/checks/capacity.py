@@ -35,7 +35,7 @@ CACHED_BYTES = 4
 
 
 def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
-    """Compare the estimated memory of the processes that start on this machine, outside of GPUs, with what it has."""
+    """Compare the memory of processes on this machine with what it has."""
     config, here = run.config, run.here
     used = {role: size for role, size in memory_of_roles(config, facts).items() if role in here}
     need, have = sum(used.values()), memory_of_machine()
@@ -57,7 +57,7 @@ def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
 
 
 def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
-    """Return the bytes of memory that the actors of each role with an engine need, outside of GPUs."""
+    """Return bytes of host memory of each engine role's actors."""
     engines, models = _engines(config), dict[str, int]()
     for role in engines:
         on_host = moves_to_host(config, role) or offloads(config, role)
@@ -100,7 +100,7 @@ def _engines(config: Config) -> list[str]:
 
 
 def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
-    """Return the bytes that an actor's engine needs for its model on its devices together; 0 without an engine."""
+    """Return bytes of an actor's engine on its devices; 0 without an engine."""
     if (footprint := footprints(config).get(role)) is not None:
         # With an adapter the reference is the model without it.
         has_reference = role.startswith("trainer") and config.computes_reference and config.lora is None
@@ -132,7 +132,7 @@ def host_bytes(config: Config, role: str) -> int:
 
 
 def copied_bytes(config: Config, role: str, facts: ModelFacts) -> int:
-    """Return the bytes of memory, outside of GPUs, of the copies of published weights that ranks of a trainer keep."""
+    """Return bytes of host memory for copies of published weights."""
     megatron = config.trainer.megatron
     ranks = {"trainer": megatron.own_ranks, "trainer_rank": 1}.get(role, 0)
     published = WEIGHT_BYTES[config.trainer.precision]
@@ -191,7 +191,7 @@ def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
 
 
 def memory_of_machine() -> int:
-    """Return the memory that this process may use in bytes: of the machine, or of its control group; 0 if unknown."""
+    """Return bytes that this process may use, by machine or control group; 0 if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Placement of a run on nodes that exist on paper: which actor where, with how much memory, and what does not fit."""
+"""Placement of a run on nodes on paper: actors, memory, and what does not fit."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ClusterPlacement:
 def place_on_nodes(
     config: Config, nodes: Sequence[Inventory], facts: ModelFacts, more: Mapping[str, int] | None = None
 ) -> ClusterPlacement:
-    """Place the actors of a run on nodes with GPUs; those that need none are on node 0, as `relax up` starts them.
+    """Place a run's actors on nodes with GPUs; those without need are on node 0.
 
     `more` are additional actors of roles on every node but the first; they compute on CPUs.
     """
@@ -113,7 +113,7 @@ def _placed(config: Config, facts: ModelFacts, actor: str, node: int, gpus: Gpus
 
 
 def _at_once(config: Config, users: Sequence[PlacedActor]) -> int:
-    """Return the bytes that actors of one GPU take there together: those that leave it between turns, one at a time."""
+    """Return bytes of actors of one GPU: of those that take turns, the largest."""
     leave = [one for one in users if config.placement.leaves_device(one.role)]
     stay = sum(one.device_bytes for one in users if one not in leave)
     return stay + max((one.device_bytes for one in leave), default=0)
@@ -136,7 +136,7 @@ def _too_large(config: Config, actors: Sequence[PlacedActor], nodes: Sequence[In
 
 
 def check_nodes(run: CheckedRun, nodes: Sequence[Inventory], facts: ModelFacts) -> None:
-    """Refuse a run that does not fit on some nodes; raises ConfigError with a line for each role without room."""
+    """Refuse a run that does not fit on nodes; raises ConfigError with a line a role."""
     if problems := place_on_nodes(run.config, nodes, facts).problems:
         raise ConfigError("\n".join(problems))
 
@@ -160,7 +160,7 @@ def _share(config: Config, node: int, actors: Sequence[PlacedActor]) -> NodeShar
 
 
 def placement_lines(config: Config, nodes: Sequence[Inventory], actors: Sequence[PlacedActor]) -> Iterator[str]:
-    """Yield the placement as a table, and for each node its memory and the command that starts it."""
+    """Yield the placement as a table, and each node's memory and command."""
     rows = [("role", "actor", "node", "devices", "memory")]
     for one in actors:
         device = f"{one.device_bytes / GIB:.1f} GiB" + (" each" if len(one.gpus) > 1 else "")

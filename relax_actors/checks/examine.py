@@ -92,7 +92,7 @@ def examine(
         for check in (*_checks(run), *(_node_checks(run, nodes) if nodes else _machine_checks(run))):
             _attempt(check, errors, notes, elsewhere=bool(nodes))
         if calls is not None and not errors:
-            for check in (*check_calls(run, calls), *_comparisons(config)):
+            for check in (*check_calls(run, calls), *_comparisons(run)):
                 _attempt(check, errors, notes, elsewhere=bool(nodes))
     # Several checks may meet the same cause, such as a role that does not import.
     return Findings(tuple(dict.fromkeys(errors)), tuple(dict.fromkeys(notes)), None if model is None else model.facts)
@@ -147,10 +147,10 @@ def _check_backend(config: Config, folder: Path, section: str, load: Callable[[C
     yield from backend.check(config, folder)
 
 
-def _comparisons(config: Config) -> Iterator[Check]:
+def _comparisons(run: CheckedRun) -> Iterator[Check]:
     """Comparisons of held-out data with the training data, which take a second each."""
-    for where, each in config.held_out_sets.items():
-        yield partial(note_duplicates, config, each.source, f"{where}.data")
+    for where, each in run.config.held_out_sets.items():
+        yield partial(note_duplicates, run, each.source, f"{where}.data")
 
 
 def _machine_checks(run: CheckedRun) -> Iterator[Check]:
@@ -171,7 +171,7 @@ def _node_checks(run: CheckedRun, nodes: Sequence[Inventory]) -> Iterator[Check]
 
 
 def check_role(config: Config, role: str) -> None:
-    """Run the role's own checks of its settings; raises ConfigError if it cannot work with these settings."""
+    """Run a role's own checks; raises ConfigError."""
     run = CheckedRun(config=config, here={role}, inventory=machine_inventory(), model=None)
     list(_check_role(run, role))
 
@@ -194,7 +194,7 @@ def require(
     *,
     inventory: Inventory | None = None,
 ) -> Findings:
-    """Run all checks, as `examine`; raises ConfigError, with one line an error, if the run cannot work."""
+    """Run all checks as `examine`; raises ConfigError with a line an error."""
     findings = examine(config, roles, spelled, inventory=inventory)
     if findings.errors:
         raise ConfigError("\n".join(findings.errors))
@@ -263,7 +263,7 @@ def check_entropies(config: Config) -> None:
 
 
 def check_lengths(config: Config, facts: ModelFacts) -> None:
-    """Check that a completion leaves room for a prompt in the model's context and in a micro-batch."""
+    """Check that a completion leaves room for a prompt in context and micro-batch."""
     completion = config.rollout.max_tokens
     limits = {
         "the model's context (max_position_embeddings)": facts.context_length,

@@ -1,4 +1,4 @@
-"""Checks of this machine: devices, folders, ports and addresses that a configuration asks for."""
+"""Checks of this machine: devices, folders, ports and addresses."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _device_problem(device: str, *, is_simulated: bool) -> str:
 
 
 def _cuda_problem() -> str:
-    """Reason why CUDA cannot be used, as far as it can be known without torch, whose import takes seconds."""
+    """Reason why CUDA is unusable, found without importing torch."""
     if not (installed := torch_version()):
         return "needs torch, which is not installed; pip install torch"
     if installed.endswith("+cpu"):
@@ -117,7 +117,7 @@ MEMORY_MEANWHILE = {
 
 
 def check_shared_devices(config: Config) -> Iterator[str]:
-    """Note the roles that share a device; raises ConfigError if roles that share a device are set to different ones."""
+    """Note roles that share a device; raises ConfigError for different devices."""
     for group in config.placement.colocate:
         names = ", ".join(f"{name} ({replicas(config, name)})" for name in group)
         memory = MEMORY_MEANWHILE[config.placement.release]
@@ -129,7 +129,7 @@ def check_shared_devices(config: Config) -> Iterator[str]:
 
 
 def check_folders(config: Config) -> None:
-    """Check that the folder of the run and the store can be written; raises ConfigError if one of them cannot."""
+    """Check that the run's folder and the store are writable; raises ConfigError."""
     for setting, folder in (("run.folder", config.folder), ("store.path", config.store_path)):
         if problem := _folder_problem(folder.absolute()):
             msg = f"{setting} {folder} cannot be written by user {os.getuid()}: {problem}; choose another {setting}"
@@ -151,7 +151,7 @@ def _folder_problem(folder: Path) -> str:
 
 
 def check_broker(config: Config) -> None:
-    """Check ports of the embedded broker, and files to sign in with; raises ConfigError for taken or missing ones."""
+    """Check the embedded broker's ports, and sign-in files; raises ConfigError."""
     broker = config.broker
     embedded = broker.url is None and broker.port
     if embedded and (problem := port_problem(broker.port)) and not _is_own_broker(config):

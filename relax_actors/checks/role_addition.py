@@ -14,7 +14,7 @@ from relax_actors.supervision.role_changes import check_machine
 
 
 def settings_of_addition(file: Config, live: Config, role: str) -> dict[str, Any]:
-    """Check a role of a TOML file against the live settings of a run that is up, and return its settings.
+    """Check a TOML file's role against a live run, and return its settings.
 
     Raises:
         ConfigError: the file has no such role, differs from the run in other settings, or the role does not fit.

@@ -60,7 +60,7 @@ def role_of(setting: str) -> str:
 
 
 def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
-    """Score the answer of a row as if the model had written it, by the reward that `setting` names.
+    """Score a row's answer as a completion, by the reward of `setting`.
 
     Each character counts as a token, at least one; each measurement of an episode is 1, its reward 0, and so are scores
     of roles.
@@ -103,7 +103,7 @@ async def _played(config: Config, prompt: Prompt) -> dict[str, Any]:
 
 
 def described(error: BaseException) -> str:
-    """Describe an exception by its type, its text and the line that raised it; an error of ours explains itself."""
+    """Describe an exception by type, text and line; ours explain themselves."""
     if isinstance(error, RelaxError):
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]

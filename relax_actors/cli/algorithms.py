@@ -1,4 +1,4 @@
-"""`relax algorithms`: the presets of [algorithm], and the settings of a run with their sources."""
+"""`relax algorithms`: presets of [algorithm], and a run's settings with their sources."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def algorithms(
 
 
 def algorithm_lines(config: Config, set_by: Mapping[str, str]) -> Iterator[str]:
-    """Yield the settings of [algorithm] that the user or the preset sets, each with its source, for `relax check`.
+    """Yield set settings of [algorithm] with their sources, for `relax check`.
 
     Settings without an effect are left out; those with their defaults are counted. `set_by` is as
     `relax_actors.config.load.set_by` returns it.

@@ -29,7 +29,7 @@ def _program() -> list[str]:
 
 
 def _short(path: Path) -> str:
-    """Return a path relative to the working directory where it is below it; a shell needs at least one slash in it."""
+    """Return a path relative to the working directory, with a slash for the shell."""
     path = Path(os.path.abspath(path))  # noqa: PTH100 a virtual environment's links must stay
     if not path.is_relative_to(Path.cwd()):
         return str(path)

@@ -64,7 +64,7 @@ def console(
 
 @contextmanager
 def _recorded(run: str | None) -> Iterator[str]:
-    """Unpack the recorded run into a folder that is removed at the end; raises ConfigError if a run is named."""
+    """Unpack the recorded run into a temporary folder; raises ConfigError if a run is named."""
     from tempfile import TemporaryDirectory
 
     from relax_actors.console.recording import unpack

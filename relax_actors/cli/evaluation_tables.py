@@ -27,7 +27,7 @@ ANSWERS = 4
 
 @dataclass(frozen=True)
 class Result:
-    """An evaluation of a model: how the model is called, the folder of the evaluation, and the answers."""
+    """An evaluation of a model: the model's name, the folder, and the answers."""
 
     name: str
     folder: RunFolder
@@ -50,7 +50,7 @@ class Result:
 
 
 def show_evaluations(console: Screen, results: Sequence[Result], samples: int) -> None:
-    """Show the figures of each model and set, those of categories, the first answers, and where all answers are."""
+    """Show figures of each model, set and category, and the first answers."""
     if len(results) > 1:
         console.print(_chain(results))
     else:
@@ -107,7 +107,7 @@ def _chain(results: Sequence[Result]) -> Table:
 
 
 def print_json(results: Sequence[Result], *, is_chain: bool) -> None:
-    """Print the result as one line of JSON; of a chain, the mean reward of each model, by set if there are several."""
+    """Print the result as a line of JSON; of a chain, each model's mean reward."""
     body: Any = results[0].json()
     if is_chain:
         scores = {r.name: {name: _score(own) for name, own in r.figures.items()} for r in results}

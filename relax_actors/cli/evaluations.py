@@ -1,4 +1,4 @@
-"""Evaluations in the foreground of a terminal: which models, a run of no steps for each, and their figures.
+"""Evaluations in a terminal: models, a run of no steps for each, and figures.
 
 The folder of an evaluation is named after a digest of what its answers depend on, so that the same command resumes it
 or shows its result, and another model or other settings are another evaluation.
@@ -77,7 +77,7 @@ class EvalRequest:
 
 
 def run(request: EvalRequest) -> int:
-    """Evaluate one model, or the models of all stages, and show the figures; return the exit code.
+    """Evaluate a model, or those of all stages; return the exit code.
 
     Raises:
         ConfigError: there is no such model or set, or the configuration cannot work.
@@ -111,7 +111,7 @@ def run(request: EvalRequest) -> int:
 
 
 def configs_of(request: EvalRequest) -> dict[str, Config]:
-    """Return the configuration of the evaluation of each model, by the model's name; raises as `run`."""
+    """Return each model's evaluation configuration by name; raises as `run`."""
     stages = stages_of(request.path, list(request.settings))
     if request.model != STAGES:
         return {request.model: _of_model(request, stages)}
@@ -123,7 +123,7 @@ def configs_of(request: EvalRequest) -> dict[str, Config]:
 
 
 def _of_model(request: EvalRequest, stages: Sequence[str]) -> Config:
-    """Return the configuration of the evaluation of one model; of a file with stages, by its last one."""
+    """Return one model's evaluation configuration; of stages, the last one's."""
     trees = _trees(request, stages)
     if request.model == INITIAL:
         return _config(request, _from_start(trees), None)
@@ -144,7 +144,7 @@ def _from_start(trees: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _of_stages(request: EvalRequest, stages: Sequence[str]) -> dict[str, Config]:
-    """Return the configurations of the evaluations of the initial model and the model of each stage.
+    """Return evaluation configurations of the initial and each stage's model.
 
     All are evaluated on the sets of the last stage.
     """
@@ -157,7 +157,7 @@ def _of_stages(request: EvalRequest, stages: Sequence[str]) -> dict[str, Config]
 
 
 def _config(request: EvalRequest, tree: dict[str, Any], model: Path | None) -> Config:
-    """Return the configuration of an evaluation, in a folder of its own, which lies in a given `run.folder`."""
+    """Return an evaluation's configuration, in a folder of its own."""
     source = str(request.path)
     evaluation = evaluation_tree(tree, model, request.sets, source)
     config = validate(evaluation, source)
@@ -183,12 +183,12 @@ def _data_files(config: Config) -> list[Path]:
 
 
 def _is_finished(folder: RunFolder, config: Config) -> bool:
-    """Whether a folder holds the result of this evaluation; raises ConfigError if it holds another result."""
+    """Whether a folder holds this evaluation's result; raises ConfigError for another."""
     return finished_before(folder, config) is not None and folder.evaluation(0).exists()
 
 
 def _tidy(folder: RunFolder) -> None:
-    """Remove the copies of the model that an evaluation leaves; the answers and the record of the run stay."""
+    """Remove an evaluation's copies of the model; answers and record stay."""
     for path in (folder.model, folder.checkpoints, folder.root / "store"):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -61,7 +61,7 @@ class Damage(StrEnum):
 
 
 def inject(run: str, fault: Fault, schedule: Schedule) -> int:
-    """Inject a fault, and return how often: less if a victim was missing for `WAIT_SECONDS`; raises ConfigError."""
+    """Inject a fault; return how often it found a victim; raises ConfigError."""
     source = random.Random(schedule.seed)  # noqa: S311 no secret
     with connected(run) as at:
         if not at.live:

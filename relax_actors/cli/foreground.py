@@ -85,7 +85,7 @@ class Request:
 
 
 def train(request: Request) -> int:
-    """Start or resume a run, or the stages of a file, wait for the end, and return the exit code.
+    """Start or resume a run or stages, wait for the end, and return the exit code.
 
     Raises:
         ConfigError: the configuration cannot work, or the folder holds a run with other settings.
@@ -99,7 +99,7 @@ def train(request: Request) -> int:
 
 
 def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> int:
-    """Train the first stage that is not finished, and go on as a new process; return the exit code of the last one.
+    """Train the first unfinished stage, then continue as a new process.
 
     The stages themselves are all that is remembered of their sequence, so the same command goes on after any end.
 
@@ -149,7 +149,7 @@ def _train_run(
 def complete(
     request: Request, console: Screen, config: Config, spelled: Mapping[str, str], *, replace_finished: bool = False
 ) -> tuple[int, Summary | None]:
-    """Start or resume one run, and wait for its end; return the exit code, and the result if it is finished.
+    """Start or resume one run; return its exit code, and its result if finished.
 
     `spelled` are the dotted names that the file or an override sets; see `relax_actors.config.load.set_by`. With
     `replace_finished`, a finished run starts from nothing.
@@ -195,7 +195,7 @@ def save_result(folder: RunFolder, config: Config, summary: Summary, curves: Cur
 
 @contextlib.contextmanager
 def linked(folder: RunFolder, console: Screen) -> Iterator[None]:
-    """Print the link of the run's web console, and keep it up; a console that cannot be had is said and not missed."""
+    """Print the link of the run's web console, and keep it up if possible."""
     from relax_actors.console.activation import Activation
 
     try:
@@ -242,7 +242,7 @@ def run_root(root: Root, watcher: Watcher, console: Screen, resume: str) -> tupl
 
 
 def _end_at_once(root: Root, console: Screen, resume: str) -> None:
-    """Show the cursor, which the live view hides, and say what is left undone; safe in a signal handler."""
+    """Show the cursor, and say what is left undone; safe in a signal handler."""
     saved = root.folder.last_checkpoint
     undone = "no checkpoint was written yet" if saved is None else f"steps after checkpoint {saved} will be replayed"
     text = f"killed {len(root.actors)} actors at once; {undone}; {resume}\n"
@@ -269,7 +269,7 @@ def explain(console: Screen, failure: Failure, folder: RunFolder, remedy: str) -
 
 
 def finished_before(folder: RunFolder, config: Config) -> tuple[Summary, str] | None:
-    """Return a finished run's result and a note, or None; raises ConfigError if it had other settings."""
+    """Return a finished run's result and a note, or None; raises ConfigError."""
     saved = folder.saved_config()
     if saved is None or not folder.summary.exists():
         return None

@@ -104,7 +104,7 @@ def keys(
 
 
 def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) -> list[str]:
-    """Write the credentials of all users of a run; return lines that name the files and the commands that use them."""
+    """Write the credentials of a run's users; return lines about files and commands."""
     from broker.run_keys import write_run_keys
     from broker.server_keys import Users
     from broker.streams import STATE_BYTES
@@ -119,7 +119,7 @@ def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) 
 
 
 def remove_run(run: str, folder: Path, settings: Settings) -> list[str]:
-    """Remove a run, which need not exist any more, from its server; return lines that say what is left to do."""
+    """Remove a run from its server; return lines about what is left to do."""
     from broker.run_keys import remove_run_keys
     from relax_actors.config import load_config
 

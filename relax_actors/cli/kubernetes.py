@@ -53,7 +53,7 @@ def kubernetes(
 
 
 class Pods:
-    """Manifests of a run's nodes, which read `path` in the image; `device` is the resource name of a GPU.
+    """Manifests of a run's nodes; `path` is in the image, `device` a GPU's resource.
 
     Raises:
         ConfigError: the run's name is too long for a pod, or its folder or store is on no volume.
@@ -85,7 +85,7 @@ class Pods:
             yield f"  - {{name: {_secret(user)}, files: [keys/{user}/nats.creds]}}"
 
     def plain(self) -> Iterator[dict[str, Any]]:
-        """Yield a Job, which ends with the run, and for each other node a StatefulSet: at most one pod at a time."""
+        """Yield a Job that ends with the run, and a StatefulSet for each other node."""
         first, *others = self._planned.shares
         yield {
             "apiVersion": "batch/v1",

@@ -48,7 +48,7 @@ class _Plain:
 
 
 def _taken_as_given(parameters: list[Any]) -> list[Any]:
-    """Keep typer from validating plain parameters; a typer that is built otherwise goes on to validate them."""
+    """Keep typer from validating plain parameters."""
     for parameter in parameters:
         annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
         if annotation in PLAIN:
@@ -193,7 +193,7 @@ def _add_failing(app: typer.Typer, name: str, reason: str) -> None:
 
 
 def _hide_secrets() -> None:
-    """Show passwords in this process's arguments as `***`: every user of the machine can list them."""
+    """Show passwords in this process's arguments, which all users can list, as `***`."""
     if not any("://" in argument or "=" in argument for argument in sys.argv):
         return
     from relax_actors.config.masking import masked_argument

@@ -53,7 +53,7 @@ def monitor(
 
 @contextmanager
 def tracing(url: str | None, run: str, address: Address, sinks: list[Sink]) -> Iterator[None]:
-    """Add a sink that exports traces to a URL, if any, over its own connection; raises ConfigError for a wrong one."""
+    """Add a sink that exports traces to a URL, if any; raises ConfigError."""
     if url is None:
         yield
         return

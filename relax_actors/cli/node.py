@@ -80,7 +80,7 @@ def node(
 
 
 def _checked(name: str) -> str:
-    """Return the name of a node, by the rules of run names; raises ConfigError if it is no valid name."""
+    """Return a node's valid name; raises ConfigError."""
     from broker.subjects import check_name
     from relax_actors.errors import ConfigError, SubjectError
 
@@ -92,7 +92,7 @@ def _checked(name: str) -> str:
 
 
 def _host_name() -> str:
-    """Return the host name as a node's name: `-` replaces dots and other characters that a name may not have."""
+    """Return the host name as a node's name, with `-` for other characters."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", os.uname().nodename)[:64] or "node"
 
 

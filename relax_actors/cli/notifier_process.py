@@ -24,7 +24,7 @@ BACKOFF, BACKOFF_MAX = 1.0, 60.0
 
 
 class NotifierProcess:
-    """Starts `relax notify` for a run that has a section [notify], and starts it again when it dies.
+    """Starts `relax notify` for a run with [notify], and restarts it.
 
     Nothing that happens to it reaches the run.
     """
@@ -61,7 +61,7 @@ class NotifierProcess:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True)  # noqa: S603 this program
 
     def end(self, outcome: dict[str, Any]) -> None:
-        """Tell the process how the run ended, and wait until it has sent its messages or `END_SECONDS` are over."""
+        """Report the run's end to the process, and wait `END_SECONDS` for its messages."""
         self._ending.set()
         process = self._process
         if process is None or process.stdin is None:

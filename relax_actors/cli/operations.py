@@ -1,4 +1,4 @@
-"""`relax operations`: list and cancel the operations of a live run, and let external engines join and leave it."""
+"""`relax operations`: list and cancel operations, add and remove external engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each node of a run does, checked and placed before the nodes are there; for commands that describe jobs."""
+"""Nodes of a run, checked and placed in advance, for commands that describe jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PlannedNodes:
 
 
 def plan(path: Path, overrides: Sequence[str], nodes: str, roles: Sequence[str]) -> PlannedNodes:
-    """Check a configuration and place it on nodes, such as "2x8"; write notes and the placement to stderr.
+    """Check a configuration and place it on nodes, such as "2x8".
 
     `roles` are additional actors on every node but the first, as role=number.
 

@@ -122,7 +122,7 @@ def mode_config(config: Config, mode: Mode, folder: Path) -> Config:
 
 
 def predict(config: Config, mode: Mode, import_path: str, console: Screen) -> Prediction:
-    """Run a mode and measure it; raises RelaxError if supervision gave up, or the run was interrupted."""
+    """Run a mode and measure it; raises RelaxError if it fails."""
     scratch = Path(tempfile.mkdtemp(prefix="relax-simulate-"))
     derived = mode_config(config, mode, scratch)
     require(derived)
@@ -144,7 +144,7 @@ def predict(config: Config, mode: Mode, import_path: str, console: Screen) -> Pr
 
 
 def measure(folder: RunFolder, mode: Mode, idle: Callable[[float, float], float]) -> Prediction:
-    """Measure the steps of a mode's run from its log; `idle` is the mean share of idle rollout devices."""
+    """Measure a run's steps from its log; `idle` is that of rollout devices."""
     with connected(str(folder.root)) as at:
         bodies = {int(body["step"]): body for body in read_metrics(at.table, "trainer", "step")}
         leads = [(body["time"], body["lead"]) for body in read_metrics(at.table, "prompts") if "lead" in body]
@@ -180,7 +180,7 @@ def measure(folder: RunFolder, mode: Mode, idle: Callable[[float, float], float]
 
 
 def best_split(predicted: Callable[[int], Prediction], devices: int, move: int) -> int:
-    """Find the number of rollout devices with the shortest step, among those that are `move` apart.
+    """Find the rollout devices with the shortest step, by steps of `move`.
 
     With few rollout devices the trainer starves; with many it has too few devices itself. Bisection finds the smallest
     number with which the trainer does not starve; the better of it and the number below is returned.
@@ -197,7 +197,7 @@ def best_split(predicted: Callable[[int], Prediction], devices: int, move: int) 
 
 
 def predict_all(path: Path, settings: list[str], *, split: bool, as_json: bool) -> int:
-    """Predict all modes of a configuration, print a table or a line of JSON, and return the exit code.
+    """Predict a configuration's modes, print them, and return the exit code.
 
     With `split`, also search the best split of devices, for the last value of `simulate.staleness`.
 

@@ -1,4 +1,4 @@
-"""`relax roles`: add roles to a run that is up, remove and move them, and replace their code."""
+"""`relax roles`: add, remove and move roles of a live run, and replace their code."""
 
 from __future__ import annotations
 

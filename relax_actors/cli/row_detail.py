@@ -70,7 +70,7 @@ def _show_sample(screen: Screen, number: int, sample: SampleDetail) -> None:
 
 
 def _tokens(strip: TokenStrip) -> str:
-    """Return the number of tokens of a sequence, means over the trained ones, and the least likely of these."""
+    """Return a sequence's number of tokens, means over trained ones, and the least likely."""
     logprobs = strip.numbers.get("logprob", [])
     known = [(value, i) for i, value in enumerate(logprobs) if value is not None and strip.mask[i]]
     if not known:

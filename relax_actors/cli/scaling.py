@@ -40,7 +40,7 @@ class ScaleOptions:
 def plans_of(
     run: str, settings: list[str], options: ScaleOptions, access: Access | None = None
 ) -> dict[str, OperationPlan]:
-    """Return what `scale_roles` would change, by role, and change nothing; errors as `scale_roles`."""
+    """Return what `scale_roles` would change, by role; errors as there."""
     with connected(run, access) as at:
         return {request.role: plan for request, plan in _planned(at, settings, options)}
 
@@ -52,7 +52,7 @@ def scale_roles(
     access: Access | None = None,
     on_state: Callable[[str], object] = lambda _: None,
 ) -> list[Operation]:
-    """Change the number of actors of roles, and wait until the new actors take part, or the surplus ones have left.
+    """Change roles' numbers of actors, and wait until actors have joined or left.
 
     Settings are `role=number`, `role=+number` or `role=-number`. `on_state` is called with a line for each state that
     an operation enters. Returns the operations, one for each role.
@@ -67,7 +67,7 @@ def scale_roles(
 
 
 def begin_scaling(at: Connected, settings: list[str], options: ScaleOptions) -> list[Operation]:
-    """Request operations that change the number of actors of roles, one for each role; see `scale_roles`.
+    """Request operations that change numbers of actors; see `scale_roles`.
 
     Raises:
         ConfigError: as of `scale_roles`, before an operation has begun.
@@ -79,7 +79,7 @@ def begin_scaling(at: Connected, settings: list[str], options: ScaleOptions) -> 
 def wait_for(
     at: Connected, log: OperationLog, begun: list[Operation], on_state: Callable[[str], object]
 ) -> list[Operation]:
-    """Wait until operations have ended, and return them; raises ConfigError if one failed or took too long."""
+    """Wait for the end of operations; raises ConfigError if one failed."""
     roles = [o.request.role for o in begun if o.request.role in role_names(at.config)]
     own = max([o.request.seconds for o in begun] + [section_of(at.config, role).deadline for role in roles])
     began, shown = time.monotonic(), dict.fromkeys((o.id for o in begun), 0)
@@ -105,7 +105,7 @@ def wait_for(
 
 
 def require_live(at: Connected) -> None:
-    """Refuse a run that is not up, whose operations nobody would execute; raises ConfigError if the run is not up."""
+    """Refuse a run that is not up; raises ConfigError."""
     if not at.live:
         msg = f"run {at.config.run.name} is not up; set replicas in its TOML file, or start it with `relax up`"
         raise ConfigError(msg)

@@ -1,4 +1,4 @@
-"""`relax traces export | check`: recorded samples of a run as files, and checks of such files."""
+"""`relax traces export | check`: recorded samples as files, and their checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of an adapter: its rank and scale, the layers that it changes, and the files that PEFT keeps it in."""
+"""Form of an adapter: rank, scale, changed layers, and the files in which PEFT keeps it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ EXPERT = ".experts."
 GATE_UP, EXPERTS_DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 """Ends of the names of the tensors of experts, `[experts, 2 * width, hidden]` and `[experts, hidden, width]`."""
 _NO_EXPERT = (
-    'have adapters by the names "experts.gate_up_proj" and "experts.down_proj", if transformers holds those of a layer '
-    "in two tensors without biases; name these in lora.targets, or leave experts out"
+    'Experts get adapters by the names "experts.gate_up_proj" and "experts.down_proj" in lora.targets, if transformers '
+    "holds those of a layer in two tensors without biases; use these names, or leave experts out"
 )
 INNER = ".base_layer"
 """End of the name of a module that PEFT has wrapped twice, for the first of two tensors with an adapter."""
@@ -112,7 +112,7 @@ def weight_name(layer: str) -> str:
 
 
 def form_of(section: LoraSection) -> AdapterForm:
-    """Return the form of the adapter of a run, from its settings or from the folder that it starts from.
+    """Return the form of a run's adapter, by its settings or the folder it starts from.
 
     Raises:
         ConfigError: the folder holds no LoRA adapter that can be trained here, or a setting contradicts it.
@@ -197,7 +197,7 @@ def own_names(folder: Path) -> dict[str, str]:
             if has_inner:
                 own = [GATE_UP] if is_inner else [EXPERTS_DOWN]
             if len(own) != 1:
-                msg = f"lora.path {folder}: {CONFIG} does not say in target_parameters which tensor {stored} is of"
+                msg = f"lora.path {folder}: {CONFIG} does not name the tensor of {stored} in target_parameters"
                 raise ConfigError(msg)
             name = module.removesuffix(EXPERT[:-1]) + own[0] + end
         names[name] = stored
@@ -251,12 +251,12 @@ def match_targets(
 
 
 def match_saved(modules: Collection[str], saved: Sequence[str]) -> list[str]:
-    """Return the modules with weights of `lora.modules_to_save`, by name; raises ConfigError if one matches none."""
+    """Return the modules of `lora.modules_to_save` by name; raises ConfigError."""
     saved_modules: set[str] = set()
     for name in saved:
         matched = {module for module in modules if _matches(module, name)}
         if any(_is_expert(known) for known in (name, *matched)):
-            msg = f"lora.modules_to_save: {name!r} names experts, which are not trained as a whole; they {_NO_EXPERT}"
+            msg = f"lora.modules_to_save: {name!r} names experts, which are not trained as a whole. {_NO_EXPERT}"
             raise ConfigError(msg)
         if not matched:
             msg = f"lora.modules_to_save: {name!r} matches no module with weights; near it: {_near(name, modules)}"
@@ -278,7 +278,7 @@ def _is_expert(name: str) -> bool:
 def _no_target(target: str, linear: Collection[str], modules: Collection[str], experts: Collection[str]) -> str:
     others = sorted(name for name in (*modules, *experts) if _matches(name, target))
     if any(_is_expert(name) for name in (target, *others)):
-        return f"lora.targets: {target!r} names experts, which {_NO_EXPERT}"
+        return f"lora.targets: {target!r} names no layer that can have an adapter. {_NO_EXPERT}"
     if others:
         return (
             f"lora.targets: {target!r} matches {others[0]}, which is no linear layer; name it in lora.modules_to_save "
@@ -288,7 +288,7 @@ def _no_target(target: str, linear: Collection[str], modules: Collection[str], e
 
 
 def _near(target: str, names: Collection[str]) -> str:
-    """Return the names most like a target: last parts of names, or full names where the target has several parts."""
+    """Return the names closest to a target, by their last parts or in full."""
     known = sorted(names) if "." in target else sorted({name.rpartition(".")[2] for name in names})
     close = difflib.get_close_matches(target, known, 3, 0.5) or known[:6]
     return ", ".join(close)

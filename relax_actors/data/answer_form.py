@@ -1,4 +1,4 @@
-"""The form that a client demands of an answer, as a grammar: JSON of a schema, or tool calls in the model's format."""
+"""Form of an answer as a grammar: JSON of a schema, or tool calls of the model."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def grammar_of(
 
 
 class _Lark:
-    """Rules of a grammar, in Lark's syntax. A mark that is a token of the tokenizer is that token, not its letters."""
+    """Rules of a grammar in Lark's syntax; marks that are tokens stay tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -117,7 +117,7 @@ class _Lark:
         return name
 
     def json(self, schema: Schema) -> str:
-        """Return a rule for a JSON value; raises RowError if the tokenizer cannot spell an object's signs."""
+        """Return a rule for JSON; raises RowError if the tokenizer cannot spell its signs."""
         if schema.get("type") == "object":
             self.tokenizer.encode('{"":}', special=False)
         return self.rule(f"%json {json.dumps({**schema, **_WHITE_SPACE})}")
@@ -236,7 +236,7 @@ def _plain_name(function: Schema) -> str:
 
 
 def _parameters(function: Schema) -> Schema:
-    """Return the JSON schema of the arguments of a function; raises RowError if it describes no object."""
+    """Return the JSON schema of a function's arguments; raises RowError for no object."""
     schema = function.get("parameters") or _NO_ARGUMENTS
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         msg = f"the parameters of tool {str(function['name'])[:80]!r} are no JSON schema of type object; correct them"

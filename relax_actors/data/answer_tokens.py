@@ -128,7 +128,7 @@ class AnswerTokens:
         return bool(prompt.messages) or (self._tokenizer.has_chat_template if self._chat is None else self._chat)
 
     def _marked(self, text: str) -> str:
-        """Return the text of a prompt without chat template, with placeholders as the family writes them."""
+        """Return a prompt's text without chat template, with the family's placeholders."""
         text = self._templated(text)
         if self._family is None:
             return text
@@ -197,7 +197,7 @@ class AnswerTokens:
         return [*parts, Part(text[at:], trained=False)]
 
     def _trained_messages(self, messages: Sequence[Message]) -> list[bool]:
-        """Return whether each message is trained: what it says itself, or else what `examples.train` says."""
+        """Return whether each message is trained, by itself or by `examples.train`."""
         train, last = self._settings.train, len(messages) - 1
         if train == "completion" and messages[last]["role"] != ASSISTANT:
             msg = f"the conversation ends with a message of the role {messages[last]['role']!r}, and it has no answer"

@@ -1,4 +1,4 @@
-"""Data source of Arrow files, and of folders that `save_to_disk` of Hugging Face's `datasets` has written.
+"""Data source of Arrow files, and of folders of `save_to_disk` of `datasets`.
 
 Files are mapped into memory, so that a row costs the pages that hold it, whatever the size of the file.
 """
@@ -26,7 +26,7 @@ MAX_DECODED_BYTES = 256 << 20
 
 
 class ArrowFiles(ArrowRows):
-    """Tasks of Arrow files at `data.path`, in the file or the stream format, or of a folder of `save_to_disk`.
+    """Tasks of Arrow files at `data.path`, in any Arrow format or a saved folder.
 
     Raises:
         ConfigError: pyarrow is not installed, no such file, it is not Arrow, it is compressed, or it has no rows.
@@ -82,7 +82,7 @@ class ArrowFiles(ArrowRows):
 
 
 def _saved_files(settings: SourceSettings) -> Sequence[Path]:
-    """Return the files of a folder of `save_to_disk`, in their order; none if it is no such folder.
+    """Return the files of a folder of `save_to_disk`, in order; none for others.
 
     Raises:
         ConfigError: `data.split` names none of its splits, or is not set and it has several; or a file is missing.

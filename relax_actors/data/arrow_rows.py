@@ -1,4 +1,4 @@
-"""Rows of files that pyarrow reads: their places, and one row of a table or batch as plain Python values."""
+"""Rows of files that pyarrow reads: places, and a row as plain Python values."""
 
 from __future__ import annotations
 

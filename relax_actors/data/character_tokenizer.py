@@ -20,7 +20,7 @@ UNKNOWN = "<unknown>"
 def make_character_tokenizer(
     alphabet: str, end: str, folder: Path, special: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, int]:
-    """Write a tokenizer of single characters and special tokens; return the ids for the model's config.json.
+    """Write a tokenizer of characters and special tokens; return ids for config.json.
 
     The character `end` ends a sequence. The ids of `special`, texts of the tokens of media by role, follow that of the
     padding.
@@ -50,7 +50,7 @@ def make_character_tokenizer(
 
 
 def _names_in_transformers(special: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes of a tokenizer in which processors of transformers look for the tokens of media."""
+    """Return a tokenizer's attributes with media tokens, for processors of transformers."""
     names = {f"{role}_token": text for role, text in special.items()}
     # Omni models call the start of a span "bos", and its end "eos".
     for role, text in special.items():

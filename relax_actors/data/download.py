@@ -1,4 +1,4 @@
-"""Downloads of media: only from addresses that [media.urls] allows, bounded in size and time, checked by a hash."""
+"""Downloads of media: from allowed addresses, bounded, and checked by a hash."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _body(answer: httpx.Response, settings: UrlSection, progress: Callable[[], N
 
 
 def _address(host: str, port: int, *, private: bool) -> str:
-    """Return the address of a host that may be asked; raises RowError if one of its addresses may not."""
+    """Return a host's permitted address; raises RowError if one of them is not."""
     addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for text in addresses:
         if not private and not _is_public(ipaddress.ip_address(text.partition("%")[0])):

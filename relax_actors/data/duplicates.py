@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from relax_actors.config import Config
 from relax_actors.config.data import DataSection
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.mixture import first_items
-from relax_actors.data.prompt_maker import open_data
 from relax_actors.data.source import DataSource, blocks_of
 from relax_actors.data.task import Medium, Task
 from relax_actors.errors import RowError
@@ -46,22 +45,23 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Number of rows that were compared, and a pair for each held-out row that is nearly equal to a training row."""
+    """Number of compared rows, and pairs of nearly equal held-out and training rows."""
 
     held_out: int
     trained: int
     pairs: list[Pair]
 
 
-def note_duplicates(config: Config, held_out: DataSection, where: str) -> Iterator[str]:
+def note_duplicates(run: CheckedRun, held_out: DataSection, where: str) -> Iterator[str]:
     """Note the rows of a held-out source that are nearly equal to rows of the training data.
 
     Args:
-        config: configuration of the run.
+        run: the run.
         held_out: section of the held-out source.
         where: its name, for the note.
     """
-    duplicates = compare(open_data(config.data, config.media), open_data(held_out, config.media))
+    has_environment = run.config.environment is not None
+    duplicates = compare(run.source(run.config.data), run.source(held_out))
     of = f"{duplicates.trained} compared rows of the training data"
     if not duplicates.pairs:
         yield f"{where}: none of {duplicates.held_out} rows is nearly equal to one of {of}"
@@ -71,7 +71,7 @@ def note_duplicates(config: Config, held_out: DataSection, where: str) -> Iterat
         f"{where}: {len(duplicates.pairs)} of {duplicates.held_out} rows are nearly equal to one of {of}, so that "
         f"held-out scores are too good; the nearest: {first.held_out} and {first.trained}, which share "
         f"{first.index:.0%} of their sequences of {WORDS} words"
-        + ("; metadata, which the environment reads, too, was not compared" if config.environment is not None else "")
+        + ("; metadata, which the environment reads, too, was not compared" if has_environment else "")
     )
 
 
@@ -104,7 +104,7 @@ def compare(trained: DataSource, held_out: DataSource, seconds: float = MAX_SECO
 
 
 def _texts(source: DataSource, items: list[int], end: float) -> Iterator[tuple[str, set[str]]]:
-    """Yield the origin and the word n-grams of the prompts of some items, without malformed rows and until a time."""
+    """Yield origin and word n-grams of the prompts of items, within a time."""
     for item in items:
         try:
             task = source[item]
@@ -120,7 +120,7 @@ def _texts(source: DataSource, items: list[int], end: float) -> Iterator[tuple[s
 
 
 def _identity(medium: Medium) -> tuple[object, ...]:
-    """Return what tells a medium from others: size and first bytes, or its name where the file is not here."""
+    """Return the identity of a medium: size and first bytes, or its name if it is away."""
     data, size = medium.data[:FIRST_BYTES], len(medium.data)
     if medium.path:
         with suppress(OSError):

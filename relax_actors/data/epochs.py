@@ -9,7 +9,7 @@ from relax_actors.errors import ConfigError
 
 
 def with_epochs(config: Config) -> Config:
-    """Return a configuration whose steps and rows follow from `run.epochs`; the same one without it.
+    """Return a configuration with steps and rows by `run.epochs`, if set.
 
     Raises:
         ConfigError: the data cannot be opened, or `run.rows` is set by hand.

@@ -72,7 +72,7 @@ class Escapes(dict[int, str]):
 
 
 class PlainTexts:
-    r"""Breaks special tokens in texts of others, so that they neither end a message nor begin one.
+    r"""Breaks special tokens in texts of others, which could end or begin a message.
 
     The first character of a token becomes its escape: `<|im_end|>` is written as `\x3c|im_end|>`. Tokens are also found
     in characters that a tokenizer may normalise to theirs (NFKC), such as those of full width.
@@ -97,7 +97,7 @@ class PlainTexts:
         return "".join(escape(character) if at in broken else character for at, character in enumerate(text))
 
     def within(self, value: Any) -> Any:
-        """Return a value of JSON, such as a list of messages, without special tokens in its texts and keys."""
+        """Return a JSON value without special tokens in its texts and keys."""
         match value:
             case str():
                 return self.of(value)

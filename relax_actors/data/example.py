@@ -48,11 +48,11 @@ class Example:
 
     @property
     def mask(self) -> Array:
-        """Tokens that enter the loss, `[len] bool`: trained tokens, or the places where a score is read."""
+        """Tokens of the loss, `[len] bool`: trained tokens, or places of scores."""
         return self.trained if self.targets is None else ~np.isnan(self.targets)
 
     def since(self, begin: int) -> Example:
-        """Return the tokens from `begin` on; raises RowError if the example has media, which may not be divided."""
+        """Return the tokens from `begin` on; raises RowError for an example with media."""
         if not begin:
             return self
         observed = self.observed
@@ -65,7 +65,7 @@ class Example:
         return Example(self.ids[begin:], self.trained[begin:], is_cut=True, observed=observed, targets=targets)
 
     def pieces(self, most: int) -> list[Example]:
-        """Divide an example into pieces of at most `most` tokens, without what follows their last trained tokens.
+        """Divide an example into pieces of `most` tokens, without an untrained end.
 
         The first token of a piece is the last one of the piece before it, and trained there: each trained token is in
         one piece, behind at least one token. Pieces without a trained token are left out.
@@ -94,7 +94,7 @@ class Example:
 
 
 def end_between_media(ids: Array, observed: ObservedMedia, most: int) -> int:
-    """Return the most tokens, up to `most`, that an example may be cut off after without cutting a medium."""
+    """Return how many tokens, up to `most`, an example may keep without cutting a medium."""
     for medium in observed.media:
         places = np.flatnonzero(ids == ids[medium.start])
         if medium.start < most <= places[places >= medium.start][medium.tokens - 1]:

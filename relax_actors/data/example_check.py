@@ -14,7 +14,7 @@ from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.example import Example
 from relax_actors.data.examples import ExampleMaker, row_of
 from relax_actors.data.mixture import first_items
-from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data
+from relax_actors.data.prompt_maker import PromptMaker, admission_of
 from relax_actors.data.source import DataSource
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError, SlowRowError
@@ -45,7 +45,7 @@ def check_examples(run: CheckedRun, data: DataSection, where: str) -> Iterator[s
     Raises:
         ConfigError: the source does not open, none of the rows can be trained, or a text begins twice.
     """
-    source, model = open_data(data, run.config.media), run.model
+    source, model = run.source(data), run.model
     if model is None:
         return
     context, admission = model.facts.context_length, admission_of(run.config, folder=model.folder)
@@ -88,7 +88,7 @@ def _sample(source: DataSource, prompts: PromptMaker, maker: ExampleMaker, count
 
 
 def _check_beginnings(examples: Sequence[Example], tokenizer: Tokenizer, where: str) -> None:
-    """Refuse texts that begin with the same special token twice: the template's, and the tokenizer's."""
+    """Refuse texts with two equal special tokens at the start, of template and tokenizer."""
     special = {int(i) for i, token in tokenizer.inner.get_added_tokens_decoder().items() if token.special}
     for example in examples:
         first, second = (*example.ids[:2].tolist(), -1, -2)[:2]
@@ -109,7 +109,7 @@ def _shares(seen: _Seen, rows: int, where: str, *, scores: bool) -> str:
 
 
 def _stops(examples: Sequence[Example], tokenizer: Tokenizer, where: str) -> Iterator[str]:
-    """Note examples in which no stop token is trained: the model would not learn to end its answers."""
+    """Note examples without a trained stop token, which would not teach to end."""
     stops = list(tokenizer.stop_ids)
     endless = sum(not np.isin(example.ids[example.trained], stops).any() for example in examples)
     if endless:
@@ -121,7 +121,7 @@ def _stops(examples: Sequence[Example], tokenizer: Tokenizer, where: str) -> Ite
 
 
 def marked(example: Example, tokenizer: Tokenizer) -> str:
-    """Return the text of an example with special tokens, its trained parts in brackets; at most `SHOWN` characters."""
+    """Return an example's text, its trained parts in brackets; at most `SHOWN` characters."""
     parts, at = [], 0
     for is_trained, run in groupby(example.mask.tolist()):
         end = at + len(list(run))

@@ -146,7 +146,7 @@ class ExampleMaker:
         return [chosen, rejected]
 
     def _limited(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples of a row as they fit the model and a micro-batch, without what follows trained tokens.
+        """Return a row's examples, cut to model and micro-batch, without untrained ends.
 
         Their beginnings are cut off by the same number of tokens, so that answers keep their prompt in common.
 
@@ -165,7 +165,7 @@ class ExampleMaker:
         return [self._cut(example.since(begin)) for example in examples]
 
     def _cut(self, example: Example) -> Example:
-        """Return an example that ends with its last trained token, among the first `_most`, and not within a medium."""
+        """Return an example cut behind a trained token within `_most`, not within a medium."""
         mask = example.mask.copy()
         mask[:1] = False  # no token before it
         most, is_cut = self._most, example.is_cut or len(example.ids) > self._most
@@ -180,7 +180,7 @@ class ExampleMaker:
         return replace(example, trained=trained).until(end, is_cut=is_cut)
 
     def _divided(self, example: Example) -> Trajectory:
-        """Return the trajectory of a long example, its pieces as sequences; raises RowError if it has media."""
+        """Return a long example's trajectory, pieces as sequences; raises RowError with media."""
         pieces = example.pieces(self._most)
         if not pieces:
             msg = "none of its tokens is trained; correct the row, or set examples.train"
@@ -195,7 +195,7 @@ class ExampleMaker:
         )
 
     def _trajectory(self, examples: Sequence[Example], label: Sequence[float]) -> Trajectory:
-        """Return the trajectory of examples, whose prompt is what they share before the first trained token.
+        """Return the trajectory of examples; their common untrained beginning is the prompt.
 
         `label` has the label of each, if the row has one.
         """
@@ -217,7 +217,7 @@ class ExampleMaker:
 
 
 def _flat(examples: Sequence[Example], shared: Sequence[int]) -> dict[str, Any]:
-    """Return the tokens of examples as fields of a `Trajectory`; `shared` is how many of each are the prompt's."""
+    """Return examples as fields of a `Trajectory`; `shared` counts prompt tokens of each."""
     parts = list(zip(examples, shared, strict=True))
     own = np.concatenate([example.ids[start:] for example, start in parts])
     return {
@@ -232,7 +232,7 @@ def _flat(examples: Sequence[Example], shared: Sequence[int]) -> dict[str, Any]:
 
 
 def _answer_of(fields: Mapping[str, Any], name: str) -> str | list[Message]:
-    """Return an answer of a pair; raises RowError if the row lacks it, or it is neither a text nor messages."""
+    """Return an answer of a pair; raises RowError unless it is a text or messages."""
     if name not in fields:
         msg = f"it has no field {name!r}, which a row of a pair needs; its fields are {', '.join(fields) or 'none'}"
         raise RowError(msg)

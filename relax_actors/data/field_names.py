@@ -1,4 +1,4 @@
-"""Mapping of the field names of a data set to the names that tasks are made from: `[data.fields]`."""
+"""Names of fields in a data set for the names of tasks: `[data.fields]`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def value_at(row: Any, name: str) -> Any:
-    """Return the value of a field; dots lead into objects, and numbers into lists. `ABSENT` if it is missing."""
+    """Return a field's value; dots lead into objects and lists. `ABSENT` if missing."""
     if isinstance(row, Mapping) and name in row:
         return row[name]
     first, dot, rest = name.partition(".")
@@ -59,7 +59,7 @@ def names_in(row: Any, depth: int = _DEPTH) -> Iterator[str]:
 
 
 class FieldNames:
-    """Gives a row's fields the names that tasks are made from; raises ConfigError for empty ones and two prompts."""
+    """Gives a row's fields the names of tasks; raises ConfigError for bad `data.fields`."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self.names = dict(names)
@@ -97,7 +97,7 @@ class FieldNames:
         return f"no {what} {self.prompt!r}; {what}s found: {listed(names)}; {remedy}"
 
     def check(self, rows: list[Any], where: str) -> None:
-        """Check that each name is that of a field in one of the first rows; raises ConfigError if it is in none of
+        """Check that each name is a field of one of the first rows; raises ConfigError.
         them.
         """
         rows = [row for row in rows if isinstance(row, Mapping)]

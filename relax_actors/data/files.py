@@ -1,4 +1,4 @@
-"""Files of `data.path`: a single file, all files of a folder, or the files that match a pattern."""
+"""Files of `data.path`: a file, a folder's files, or matches of a pattern."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def data_files(settings: SourceSettings, kind: str, endings: Sequence[str]) -> l
 
 
 def files_at(path: Path) -> list[Path]:
-    """Return a file, the files below a folder, or those that match a pattern, in the order of their paths.
+    """Return a file, a folder's files, or a pattern's matches, in the order of their paths.
 
     Hidden files, and those of hidden folders such as `.ipynb_checkpoints`, are left out unless a pattern names them.
     """
@@ -105,7 +105,7 @@ def _split_of(file: Path, folder: Path) -> str | None:
 
 
 def _of_split(files: list[Path], folder: Path, split: str | None, where: str) -> list[Path]:
-    """Return the files of a split: `train.jsonl`, `train-00000-of-00002.parquet`, or files of a folder `train`."""
+    """Return a split's files: `train.jsonl`, `train-00000-of-00002.parquet`, `train/...`."""
     if split is None:
         splits = {_split_of(file, folder) for file in files}
         named = sorted(split for split in splits if split)
@@ -126,7 +126,7 @@ def _of_split(files: list[Path], folder: Path, split: str | None, where: str) ->
 
 
 class FileRows(ABC):
-    """Tasks of the rows of files, one file after another; raises ConfigError if `data.fields` is wrong."""
+    """Tasks of the rows of files in order; raises ConfigError for bad `data.fields`."""
 
     def __init__(self, paths: Sequence[Path], settings: SourceSettings) -> None:
         self.paths, self.names = paths, FieldNames(settings.fields)
@@ -136,7 +136,7 @@ class FileRows(ABC):
         self._size = 0
 
     def set_counts(self, counts: Sequence[int], size: int | None, where: str) -> None:
-        """Set the number of rows of each file, of which the source has at most `size`, and check the named fields.
+        """Set the rows of each file, at most `size` in all, and check the named fields.
 
         Raises:
             ConfigError: there are no rows, or a field that `data.fields` names is in none of the first ones.

@@ -74,7 +74,7 @@ class Grammars:
 
     @property
     def vocabulary(self) -> LLTokenizer:
-        """The vocabulary, read when needed; raises ConfigError without llguidance or a stop token of the model."""
+        """The vocabulary; raises ConfigError without llguidance or a stop token."""
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._load()
@@ -105,7 +105,7 @@ class GrammarState:
         """Whether a stop token has ended the answer."""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return which tokens may follow, `[vocab] bool`; raises GrammarError if none, or it is too complex."""
+        """Return the tokens that may follow, `[vocab] bool`; raises GrammarError."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise GrammarError(_reason(self._matcher.get_error()))
@@ -142,7 +142,7 @@ class _Vocabulary:
 
 
 def _reason(error: str) -> str:
-    """Return the first line of an error of llguidance, which goes on with the text of the grammar."""
+    """Return the first line of llguidance's error, which continues with the grammar."""
     line = error.strip().partition("\n")[0]
     if line.startswith("NoExtension"):
         return _NOTHING

@@ -20,7 +20,7 @@ _SPACES = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
 def open_jsonl(settings: SourceSettings) -> JsonLines:
-    """Open `data.path` as JSON Lines; raises ConfigError if there is no such file, or it has no rows."""
+    """Open `data.path` as JSON Lines; raises ConfigError if missing or empty."""
     return JsonLines(data_files(settings, "jsonl", ENDINGS), settings)
 
 

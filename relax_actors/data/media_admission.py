@@ -1,4 +1,4 @@
-"""Admission of media: which files and URLs a prompt may name, and the hash that fixes what they hold."""
+"""Admission of media: permitted files and URLs, and the hash of their content."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HASHES_KEPT = 1 << 16
 
 
 class MediaAdmission:
-    """Checks the media of tasks and names their files; raises ConfigError if the model is not supported.
+    """Checks tasks' media and names their files; raises ConfigError for other models.
 
     Media that the data holds itself are copied to `store`; without it they are only checked.
     """
@@ -47,7 +47,7 @@ class MediaAdmission:
         self._folders = tuple(Path(os.path.realpath(path)) for path in media.folders)
 
     def sources(self, media: Sequence[Medium], row: RowId | None, where: str) -> list[MediaSource]:
-        """Return the sources of a prompt's media; copies media that the data holds itself to the store.
+        """Return the sources of a prompt's media; bytes in the data go to the store.
 
         Args:
             media: in the order of their placeholders.

@@ -53,7 +53,7 @@ def side_media(row: dict[str, Any], folder: Path, where: str) -> tuple[dict[str,
 def content_parts(
     parts: list[dict[str, Any]], folder: Path | None, where: str
 ) -> tuple[list[dict[str, str]], list[Medium]]:
-    """Normalise the content parts of a message: `{"type": "text", "text": ...}` and `{"type": <kind>}`.
+    """Normalise a message's content parts: `{"type": "text", ...}` and `{"type": <kind>}`.
 
     A part without a medium of its own stands for the next one in the row's fields.
 
@@ -68,7 +68,7 @@ def content_parts(
 
 
 def content_part(part: dict[str, Any], folder: Path | None, at: str) -> tuple[dict[str, str], Medium | None]:
-    """Normalise one content part; see `content_parts`. The parts of a client have no `folder`: bytes or a URL."""
+    """Normalise a content part; those of clients have no `folder`, but bytes or a URL."""
     given = {key: value for key, value in part.items() if value is not None}
     name = given.get("type") or next((key for key in given if key in PART_TYPES), "text")
     if name in ("text", "input_text"):
@@ -102,7 +102,7 @@ def plain_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def medium_of(kind: str, value: Any, folder: Path | None, where: str) -> Medium:
-    """Return the medium that a value of a row stands for; raises RowError if it is none, or set wrongly."""
+    """Return the medium of a row's value; raises RowError if it is none."""
     if isinstance(value, Medium):
         return value if value.folder is not None else replace(value, folder=folder)
     fields = {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else {"": value}

@@ -35,7 +35,7 @@ _LIMIT = 1 << 45
 
 
 def open_mixture(settings: SourceSettings) -> Mixture:
-    """Open the sources of a mixture; raises ConfigError if one of them cannot be opened; the message names it."""
+    """Open the sources of a mixture; raises ConfigError with the name of a bad one."""
     if not settings.mixture:
         msg = "data.mixture is not set; data.kind = 'mixture' needs it"
         raise ConfigError(msg)
@@ -53,7 +53,7 @@ def open_mixture(settings: SourceSettings) -> Mixture:
 
 
 class Mixture:
-    """The tasks of several sources, one source after the other; metadata names the source of each."""
+    """The tasks of several sources in a row; metadata names the source of each."""
 
     def __init__(self, parts: Mapping[str, DataSource]) -> None:
         self.parts = dict(parts)
@@ -83,7 +83,7 @@ def _blocks(source: DataSource) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def first_items(source: DataSource, count: int) -> list[int]:
-    """Return the first items of a source, at most `count`; of a mixture, those of each source in turn."""
+    """Return up to `count` first items; of a mixture, those of each source in turn."""
     if not isinstance(source, Mixture):
         return list(range(min(count, len(source))))
     longest = max(map(len, source.parts.values()))
@@ -97,7 +97,7 @@ def first_items(source: DataSource, count: int) -> list[int]:
 
 
 def plan_of(data: DataSection, rows_per_step: int) -> Plan | None:
-    """Return which source each row of a run comes from; None if the rows of all sources are one data set."""
+    """Return the source of each row of a run; None if all sources are one data set."""
     first = {name: part.weight for name, part in data.mixture.items() if part.weight is not None}
     if not first:
         return None
@@ -107,7 +107,7 @@ def plan_of(data: DataSection, rows_per_step: int) -> Plan | None:
 
 
 def rows_of_epochs(data: DataSection, source: DataSource, epochs: int, rows_per_step: int) -> int:
-    """Return the rows of some epochs of a source; of a mixture with weights, until `data.stop` ends it.
+    """Return the rows of epochs; of a weighted mixture, until `data.stop` ends it.
 
     Raises:
         ConfigError: it does not end, as the last weights leave out a source that is not done.
@@ -139,7 +139,7 @@ def shares_of(data: DataSection, source: Mixture, rows: int, rows_per_step: int)
 
 @lru_cache(maxsize=64)
 def _period(weights: tuple[Fraction, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the source of each row of a period, and which row of this source it is `[period] int64`.
+    """Return each row's source in a period, and its number in it, `[period] int64`.
 
     Row n (from 0) goes to the source with the earliest deadline among those that are behind their share: with c rows so
     far and weight w these are the sources with c < (n + 1) w, and their deadline is the last n with (n + 1) w < c + 2,
@@ -182,7 +182,7 @@ class Shares:
 
 
 class Plan:
-    """Assignment of the rows of a run to the sources of a mixture, whose weights may change at given rows.
+    """Assignment of rows to the sources of a mixture, with weights that may change.
 
     A stage is its first row, ascending from 0, and its weights.
     """
@@ -208,7 +208,7 @@ class Plan:
         return [before + count for before, count in zip(self._before[stage], own, strict=True)]
 
     def length(self, sizes: Sequence[int], stop: Stop) -> int | None:
-        """Return the rows until a mixture ends; None if it never does, as a source gets no more rows.
+        """Return the rows until a mixture ends; None if a source never runs out.
 
         Args:
             sizes: rows that each source has to give.

@@ -1,4 +1,4 @@
-"""The model's folder: written for an architecture, or inspected if it is the user's; without torch."""
+"""The model's folder: written for an architecture, or the user's; without torch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ModelFacts:
 
 
 def prepare(config: Config, folder: Path) -> None:
-    """Write config.json, tokenizer and processors of `model.architecture` to `folder`; nothing for `model.path`.
+    """Write the folder of `model.architecture`; nothing for `model.path`.
 
     Raises:
         ConfigError: the tokenizer's settings contradict each other or the architecture.
@@ -93,7 +93,7 @@ def prepare(config: Config, folder: Path) -> None:
 
 
 def measure(folder: Path, where: str = "", setting: str = "model.path") -> ModelFacts:
-    """Read the facts of a model folder; `where` and `setting` name config.json and the folder in errors.
+    """Read the facts of a model folder; `where` and `setting` are names for errors.
 
     Raises:
         ConfigError: it is not a model folder, its config.json lacks a field that every decoder has, or a file of its
@@ -146,7 +146,7 @@ KNOWN_FIELDS = (*SIZES, "model_type", "tie_word_embeddings")
 
 
 def _check_sizes(fields: dict[str, Any], where: str) -> None:
-    """Check that sizes of a model are positive integers; raises ConfigError with a line for each that is not."""
+    """Check that sizes of a model are positive integers; raises ConfigError."""
     wrong = {
         name: value
         for name in SIZES
@@ -158,7 +158,7 @@ def _check_sizes(fields: dict[str, Any], where: str) -> None:
 
 
 def expert_count(fields: Mapping[str, Any]) -> int:
-    """Return the number of experts of a layer that a config.json names, under whatever name; 0 without experts."""
+    """Return a layer's number of experts by config.json; 0 without experts."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     return int(next((fields[name] for name in names if fields.get(name)), 0))
 
@@ -228,7 +228,7 @@ def _check_index(index: Path) -> None:
 
 
 def _decoder_parameters(body: dict[str, Any]) -> int:
-    """Number of parameters of a decoder of the Llama family (Qwen, Mistral, SmolLM) with gated MLP, from its config."""
+    """Number of parameters of a Llama-like decoder with gated MLP, by its config."""
     hidden, layers, vocabulary = body["hidden_size"], body["num_hidden_layers"], body["vocab_size"]
     heads = body["num_attention_heads"]
     width = body.get("head_dim") or hidden // heads

@@ -1,4 +1,4 @@
-"""Cut off a part of a prompt that is too long; the text around it, such as a chat template, stays whole."""
+"""Cut a part of a prompt that is too long; the text around it stays whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rendered = tuple[str, NDArray[np.int32]]
 def cut_to(
     task: Task, room: int, *, left: bool, tokenizer: Tokenizer, render: Callable[[Task], Rendered]
 ) -> tuple[Task, Rendered] | None:
-    """Cut the text of a prompt, or of the longest message of the user, until the prompt has at most `room` tokens.
+    """Cut a prompt, or the user's longest message, until it has `room` tokens at most.
 
     The text loses its beginning if `left`, else its end. `render` returns text and tokens of a task's prompt.
 

@@ -37,7 +37,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Parquet(ArrowRows):
-    """Tasks of Parquet files at `data.path`; row groups are read on demand, and the last ones are kept.
+    """Tasks of Parquet files; row groups are read on demand, and recent ones are kept.
 
     Raises:
         ConfigError: pyarrow is not installed, no such file, or it has no rows or not the prompt column.
@@ -62,7 +62,7 @@ class Parquet(ArrowRows):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """Row groups, of which as many are held as fit into `HELD_BYTES` if all are like that of the first row."""
+        """Row groups, and how many of them fit into `HELD_BYTES`, by the first row's."""
         ends = np.cumsum(np.concatenate([np.diff(starts) for starts in self._starts])).clip(0, len(self))
         sizes = np.diff(ends, prepend=0)
         sizes = sizes[sizes > 0]
@@ -89,7 +89,7 @@ class Parquet(ArrowRows):
         return self.decoded(held, number - starts[group], where)
 
     def _group_of(self, file: int, number: int) -> int:
-        """Return the row group of a row, which is the last one that begins at or before it: groups may be empty."""
+        """Return a row's row group, the last that begins at or before it."""
         return bisect_right(self._starts[file], number) - 1
 
     def _footer(self, path: Path) -> tuple[list[int], list[str]]:
@@ -134,7 +134,7 @@ class Parquet(ArrowRows):
             return self._pyarrow.Table.from_batches(batches)
 
     def _batch_rows(self, path: Path, columns: Sequence[Any]) -> int:
-        """Return how many rows are decoded at once, such that the longest values that all may have fit in memory."""
+        """Return how many rows may be decoded at once, if all had the longest values."""
         largest = 1
         with path.open("rb") as file:
             for column in columns:
@@ -152,7 +152,7 @@ def _too_large(group: int) -> RowError:
 
 
 def _page_bytes(header: bytes) -> int:
-    """Return the decoded size of a page: the second field of its header in Thrift's compact protocol."""
+    """Return a page's decoded size: the second field of its Thrift header."""
     fields: list[int] = []
     at = 0
     while len(fields) < 2 and at < len(header):  # noqa: PLR2004 the type of the page, and its size

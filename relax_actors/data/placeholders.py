@@ -1,4 +1,4 @@
-"""Placeholders of media in prompts: `<image>`, `<video>` and `<audio>` in texts, and content parts of messages."""
+"""Placeholders of media: `<image>`, `<video>`, `<audio>` in texts, or content parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def with_tokens(content: str | Sequence[dict[str, str]], family: Family, tokenizer: Tokenizer) -> str:
-    """Return the content of a message as a text, with placeholders as a family of models writes them."""
+    """Return a message's content as text, with a family's placeholders."""
     if isinstance(content, str):
         return content
     return "".join(

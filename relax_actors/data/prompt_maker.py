@@ -39,7 +39,7 @@ MAX_PROMPT_BYTES = MAX_CELL_BYTES - (64 << 10)
 
 
 def open_data(data: DataSection, media: MediaSection | None = None) -> DataSource:
-    """Open the source of a [data] section; `media` is the section [media] of a model that sees or hears.
+    """Open the source of a [data] section; `media` is the section [media].
 
     Raises:
         ConfigError: it cannot be opened, or has not one usable row.
@@ -51,7 +51,7 @@ def open_data(data: DataSection, media: MediaSection | None = None) -> DataSourc
 
 
 def room(config: Config) -> int:
-    """Maximum tokens of a sequence: the model's context, or the trainer's micro-batch if that is smaller."""
+    """Maximum tokens of a sequence: the model's context, or the trainer's micro-batch."""
     return min(measure(config.model_path).context_length, config.trainer.max_tokens_per_microbatch)
 
 
@@ -69,14 +69,14 @@ def admission_of(config: Config, store: Store | None = None, folder: Path | None
 
 
 def tokens_left(data: DataSection, max_tokens: int) -> tuple[int, str]:
-    """Return how many tokens a prompt must leave for a completion of at most `max_tokens`, and what they are for."""
+    """Return the tokens that a prompt must leave for its completion, and their purpose."""
     if data.oversize == "keep":
         return 1, "the completion's first token"
     return max_tokens, f"rollout.max_tokens = {max_tokens}"
 
 
 def check_size(task: Task, prompt: object) -> None:
-    """Check that a prompt fits into a cell with answer and metadata; raises RowError if it does not."""
+    """Check that a prompt fits into a cell; raises RowError."""
     size = 0
     with suppress(TypeError, ValueError, OverflowError):  # no plain data, which the codec refuses
         size = len(msgpack.packb([prompt, task.answer, task.metadata]))
@@ -145,7 +145,7 @@ class PromptMaker:
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
 
     def _cut(self, task: Task, text: str, tokens: NDArray[np.int32]) -> tuple[Task, Rendered]:
-        """Cut a prompt that is too long; raises RowError if `data.oversize` does not say so, or it cannot be cut."""
+        """Cut a long prompt; raises RowError if `data.oversize` forbids it, or it is impossible."""
         oversize = self._data.oversize
         if oversize in ("truncate_left", "truncate_right"):
             left = oversize == "truncate_left"
@@ -175,7 +175,7 @@ class PromptMaker:
         return self._admission.sources([self._with_options(medium) for medium in task.media], row, where)
 
     def _without_messages(self, task: Task) -> Task:
-        """Return a task whose prompt is a text if the model has no chat template, which alone can tell messages apart.
+        """Return a task with a text as prompt if the model has no chat template.
 
         Raises:
             RowError: the prompt has several messages, or one that is not the user's.
@@ -194,7 +194,7 @@ class PromptMaker:
         return replace(task, prompt="".join(part.get("text", f"<{part['type']}>") for part in parts))
 
     def _check_media(self, task: Task) -> None:
-        """Raise RowError unless the model takes the media of a task, and there is one for each placeholder."""
+        """Raise RowError unless the model takes a task's media, one for each placeholder."""
         if self._admission is None:
             if task.media:
                 kind = task.media[0].kind
@@ -236,7 +236,7 @@ class PromptMaker:
         return with_parts(messages)
 
     def _text_and_tokens(self, task: Task) -> tuple[str, NDArray[np.int32]]:
-        """Format and tokenize a prompt within `MAX_SECONDS`: the template and the patterns of a tokenizer may loop."""
+        """Format and tokenize a prompt within `MAX_SECONDS`: templates and patterns may loop."""
         chat = not isinstance(task.prompt, str) or self._chats
         if chat:
             self._tokenizer.formatter  # noqa: B018 loads transformers, which takes longer than a prompt
@@ -293,7 +293,7 @@ class PromptMaker:
         return any(not isinstance(text, str) or PLACEHOLDER.search(text) for text in contents)
 
     def _with_markers(self, parts: list[dict[str, str]]) -> str:
-        """Return content parts as the text that the family writes them with, where there is no chat template."""
+        """Return content parts as the family's text, where there is no chat template."""
         if self._admission is None:
             return "".join(part["text"] for part in parts if part["type"] == "text")
         return with_tokens(parts, self._admission.family, self._tokenizer.inner)

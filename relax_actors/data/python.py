@@ -15,7 +15,7 @@ from relax_actors.registry.dotted import load
 
 
 class FunctionTasks:
-    """The sequence of `Task`, (prompt, answer) or objects that `function(size=size, seed=seed, **options)` returns.
+    """The tasks that `function(size=size, seed=seed, **options)` returns.
 
     The function is called once, when the source is opened; each item is checked when it is used.
 

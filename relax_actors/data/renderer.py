@@ -1,4 +1,4 @@
-"""Token ids of the messages of a conversation, without ever tokenizing again what the model sampled.
+"""Token ids of a conversation, without tokenizing sampled text again.
 
 A conversation with a model is one growing sequence of token ids: the prompt, the sampled tokens of an answer up to its
 stop token, the tokens of the messages that reply to it, the next answer, and so on. To decode the answers and to render
@@ -76,7 +76,7 @@ class Renderer:
         self._prove()
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
-        """Return a conversation's ids up to the model's answer, `[len] int32`; raises RowError if it is refused."""
+        """Return a conversation's ids up to the answer, `[len] int32`; raises RowError."""
         return self._tokenizer.encode_any(self._render(messages), special=False)
 
     def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
@@ -157,7 +157,7 @@ class Renderer:
             raise ConfigError(msg) from error
 
     def _prove_tokens(self, stop: str, bridge: str) -> None:
-        """Check that the ids of an answer, its stop token and what follows do not depend on each other."""
+        """Check that ids of an answer, its stop token and what follows are independent."""
         # The alphabet of a small model lacks some characters; those of messages are spelled in the same way.
         texts = [self._tokenizer.escapes.spell(text).text for text in ("two", stop, bridge)]
         parts = [self._tokenizer.encode(text, special=False) for text in texts]

@@ -35,7 +35,7 @@ class ScoreFolder:
 
 
 def read_score_folder(folder: Path, setting: str) -> ScoreFolder:
-    """Read the facts of a reward model: a folder of transformers with a sequence or a token classifier.
+    """Read a reward model's facts: a sequence or token classifier of transformers.
 
     Raises:
         ConfigError: it is no model folder, or its model has no linear head of scores.

@@ -1,4 +1,4 @@
-"""Tokens of sampled answers as a reward model reads them: those of its training, by its own tokenizer and template.
+"""Tokens of sampled answers for a reward model, by its own tokenizer and template.
 
 Special tokens that answers and messages spell as text are broken (see `PlainTexts`): no text can choose where its score
 is read, or add a message. A prompt that is no chat is read as it is, since the template of its run may write special

@@ -16,7 +16,7 @@ from relax_actors.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """Ranges of a source that are cheap to read together, such as the row groups of Parquet files.
+    """Ranges of a source to read together, such as the row groups of Parquet files.
 
     Attributes:
         sizes: rows of each range, in order `[blocks] int64`.
@@ -75,7 +75,7 @@ class SourceSettings:
     """Most bytes of media in a row; 0 for a model of text alone, whose rows have none."""
 
     def required(self, name: str, kind: str) -> Any:
-        """The value of a setting that a kind of source cannot do without; raises ConfigError if it is not set."""
+        """The value of a required setting; raises ConfigError if it is not set."""
         value = getattr(self, name)
         if value is None:
             msg = f"data.{name} is not set; data.kind = {kind!r} needs it"

@@ -84,7 +84,7 @@ class Sliced:
 
 
 def sliced(source: DataSource, rows: str | None) -> DataSource:
-    """Return the rows of a source that `data.rows` means, or all; raises ConfigError for no slice and no rows."""
+    """Return the rows of `data.rows`; raises ConfigError for a bad or empty slice."""
     if rows is None:
         return source
     size = len(source)
@@ -99,7 +99,7 @@ def sliced(source: DataSource, rows: str | None) -> DataSource:
 
 
 def _bound(text: str, rows: str, size: int, default: int) -> int:
-    """Return a bound in rows, between 0 and `size`; shares are rounded down, so that adjacent slices fit together."""
+    """Return a bound in rows within `size`; shares are rounded down."""
     if not text.strip():
         return default
     match = _BOUND.fullmatch(text.strip())

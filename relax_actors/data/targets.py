@@ -18,7 +18,7 @@ MARGIN, STEPS, LABELS = "margin", "steps", "labels"
 
 
 class Targets:
-    """Reads labels and margins; a label is one of `classes`, or of two with one score. `separator` ends a step."""
+    """Reads labels (of `classes`) and margins; `separator` ends a step."""
 
     def __init__(self, classes: int, separator: str) -> None:
         self._classes, self._separator = max(2, classes), separator
@@ -37,7 +37,7 @@ class Targets:
         return float(margin)
 
     def label(self, fields: Mapping[str, Any]) -> float:
-        """Return the class of a labelled answer; raises RowError if the row has no label, or one of no class."""
+        """Return a labelled answer's class; raises RowError for a missing or unknown label."""
         return self._class_of(fields.get(LABEL), "its field 'label'")
 
     def steps(self, answer: str, fields: Mapping[str, Any]) -> tuple[list[str], list[float]]:
@@ -100,7 +100,7 @@ def is_good(fields: Mapping[str, Any]) -> bool:
 
 
 def at_end(example: Example, target: float) -> Example:
-    """Return an example whose score is read at the last token of its answer, and compared with `target`."""
+    """Return an example with its score at the answer's last token, compared with `target`."""
     targets = np.full(len(example.ids), np.nan, np.float32)
     targets[np.flatnonzero(example.trained)[-1]] = target
     return replace(example, targets=targets)

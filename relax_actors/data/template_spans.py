@@ -56,7 +56,7 @@ def tagged_spans(tokenizer: Tokenizer, messages: Sequence[Message], tools: objec
 
 
 def _joined(marks: Sequence[Span]) -> list[Span]:
-    """Join marks without text between them: some templates mark the end of the text apart from the last answer."""
+    """Join marks without text between them; some templates mark their end apart."""
     joined: list[Span] = []
     for begin, end in marks:
         if joined and joined[-1][1] == begin:
@@ -69,7 +69,7 @@ def _joined(marks: Sequence[Span]) -> list[Span]:
 def message_spans(
     tokenizer: Tokenizer, messages: Sequence[Message], wanted: Sequence[bool], tools: object
 ) -> tuple[str, list[Span | None]]:
-    """Render a conversation, and find the `wanted` messages as what each adds to the conversation before it.
+    """Render a conversation, and locate the text that each `wanted` message adds.
 
     An answer begins where the template asks the model for it.
 

@@ -1,4 +1,4 @@
-"""Time limit for code of other authors that runs in this process, such as chat templates and tokenizers."""
+"""Time limit for code of others in this process, such as chat templates."""
 
 from __future__ import annotations
 

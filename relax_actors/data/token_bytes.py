@@ -1,4 +1,4 @@
-"""The bytes that a token adds to a text: tokens of byte-level vocabularies may end within a letter."""
+"""Bytes that a token adds to a text; tokens may end within a letter."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _kinds(decoder: dict[str, Any]) -> Iterator[str]:
 
 
 def _byte_letters() -> dict[str, int]:
-    """Return the bytes by the letters that stand for them in byte-level vocabularies, as GPT-2 chose them."""
+    """Return the bytes by their letters in byte-level vocabularies, as in GPT-2."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

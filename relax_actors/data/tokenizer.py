@@ -29,7 +29,7 @@ a text waits for its turn."""
 
 
 class TemplateError(RowError):
-    """A chat template that refuses messages; `reason` is what it says, without the path of the model."""
+    """A chat template refuses messages; `reason` is its text without the path."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -100,7 +100,7 @@ class Tokenizer:
         return int(self._inner.get_vocab_size())
 
     def difference(self, other: Tokenizer) -> str:
-        """Describe the first difference between the token ids of two vocabularies; empty if they are the same."""
+        """Describe the first difference of two vocabularies; empty if they are equal."""
         own, theirs = (t._inner.get_vocab() for t in (self, other))  # noqa: SLF001
         if own == theirs:
             return ""
@@ -126,19 +126,19 @@ class Tokenizer:
 
     @cached_property
     def context_length(self) -> int | None:
-        """Largest number of tokens that the model reads, from config.json; None if that does not say it."""
+        """Largest number of tokens that the model reads, by config.json; None if unknown."""
         length = text_fields(_json_object(self._folder / "config.json")).get("max_position_embeddings")
         return length if type(length) is int and length > 0 else None
 
     @cached_property
     def max_bytes(self) -> int | None:
-        """Bytes of text that the model's context holds at most: each of its tokens stands for the longest one."""
+        """Most bytes of text in the model's context, if all tokens were the longest."""
         if self.context_length is None:
             return None
         return self.context_length * max(len(token.encode()) for token in self._inner.get_vocab())
 
     def encode(self, text: str, *, special: bool = True) -> NDArray[np.int32]:
-        """Token ids of a text, `[len] int32`; with `special`, the special tokens that the model adds to every text.
+        """Token ids of a text, `[len] int32`; with `special`, also the model's usual ones.
 
         A text that cannot fit the model's context is refused before it is tokenized.
 
@@ -165,7 +165,7 @@ class Tokenizer:
 
     @contextmanager
     def _turn_of(self, size: int) -> Iterator[None]:
-        """Wait until a text of this many bytes may be tokenized; raises SlowRowError if its turn has not come."""
+        """Wait until a text of this size may be tokenized; raises SlowRowError."""
         if size <= LONG_BYTES:
             yield
             return
@@ -182,7 +182,7 @@ class Tokenizer:
                 self._turn.release()
 
     def encode_any(self, text: str, *, special: bool = True) -> NDArray[np.int32]:
-        """Token ids of a text that was not written for this model, `[len] int32`: an observation, an agent's message.
+        """Token ids of a foreign text, `[len] int32`, such as an observation.
 
         Characters that the tokenizer cannot encode are spelled in another way (see `relax_actors.data.escapes`) and
         counted in `replaced`.
@@ -215,7 +215,7 @@ class Tokenizer:
         return True
 
     def _unknown_character(self, text: str) -> str:
-        """Name the first character of a text that a tokenizer of single characters does not know; empty if none."""
+        """Name the first character that a character tokenizer lacks; empty if none."""
         known = self._inner.get_vocab()
         if any(len(token) > 1 and token != PAD and not token.startswith("<|") for token in known):
             return ""
@@ -279,7 +279,7 @@ class Tokenizer:
 
     @cached_property
     def formatter(self) -> Any:
-        """Transformers' tokenizer, with the chat template; raises ConfigError if its files cannot be loaded."""
+        """Transformers' tokenizer with the chat template; raises ConfigError."""
         from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 a second to import, only for chats
 
         try:
@@ -293,7 +293,7 @@ class Tokenizer:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file of the model folder; empty if there is none; raises ConfigError if it holds no JSON object."""
+    """Read a JSON object of the model folder, empty if missing; raises ConfigError."""
     if not path.exists():
         return {}
     try:

@@ -52,7 +52,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """Text that begins as a tool call but is none, and why; `error` is written for the model that wrote it."""
+    """Text that begins as a tool call but is none; `error` is for its model."""
 
     text: str
     error: str
@@ -78,7 +78,7 @@ class ParsedAnswer:
 
 
 def call_ids(calls: Sequence[ToolCall], answer: str) -> list[str]:
-    """Return an id for each call of an answer: what the model wrote if no two calls share it, else one of our own.
+    """Return an id for each call: the model's own if they are unique.
 
     Args:
         calls: the calls.

@@ -18,7 +18,7 @@ Parts = Iterator[str | ToolCall | MalformedCall]
 
 
 def _loads(text: str, at: int = 0) -> tuple[Any, int]:
-    """Decode the JSON value that begins at a position; return it and its end; raises ValueError if there is none."""
+    """Decode the JSON value at a position; return it and its end; raises ValueError."""
 
     def refuse(name: str) -> Any:
         msg = f"{name} is not JSON"
@@ -62,7 +62,7 @@ def _describe(error: ValueError) -> str:
 
 
 def _tagged(text: str) -> Iterator[tuple[bool, str]]:
-    """Yield the text before the first `<tool_call>`, then that behind each; and whether it follows one."""
+    """Yield the text before the first `<tool_call>`, then behind each; and which it is."""
     before, *bodies = text.split("<tool_call>", MAX_CALLS)
     yield False, before
     yield from ((True, body) for body in bodies)
@@ -98,7 +98,7 @@ def _hermes(text: str, types: dict[str, dict[str, Any]]) -> Parts:
 
 
 def _end_of(text: str, begin: int) -> int:
-    """Return the end of a call that begins here: behind its closing tag, else at the next call or the end."""
+    """Return the end of a call: behind its closing tag, else at the next call or the end."""
     ends = [at for tag in ("</tool_call>", "<tool_call>") if (at := text.find(tag, begin)) >= 0]
     if not ends:
         return len(text)

@@ -14,7 +14,6 @@ from relax_actors.data.check import note_source
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.mixture import first_items
 from relax_actors.data.model_folder import measure
-from relax_actors.data.prompt_maker import open_data
 from relax_actors.data.source import SourceSettings
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.trace_files import TraceFiles
@@ -57,7 +56,7 @@ class ExaminedTraces:
 
 
 def examine_files(path: Path, model: Path | None) -> ExaminedTraces:
-    """Read all traces of files, one in memory at once; compare them with the vocabulary and tokenizer of `model`.
+    """Read all traces of files one by one; compare them with the tokenizer of `model`.
 
     Raises:
         ConfigError: no such file, or no such model.
@@ -87,7 +86,7 @@ def examine_files(path: Path, model: Path | None) -> ExaminedTraces:
 
 
 def _problems(rows: TraceRows) -> list[str]:
-    """Return why rows of exact traces are no rows: they have other prompts, or tokens that none trains."""
+    """Return why rows of exact traces are unusable: other prompts, or nothing trained."""
     problems = []
     for number in range(len(rows)):
         try:
@@ -103,7 +102,7 @@ def check_traces(run: CheckedRun, data: DataSection, where: str) -> Iterator[str
     Raises:
         ConfigError: the source does not open, or none of the rows can be trained.
     """
-    source = open_data(data)
+    source = run.source(data)
     if run.model is None:
         return
     config, tokenizer = run.config, run.model.tokenizer

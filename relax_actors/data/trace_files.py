@@ -75,7 +75,7 @@ class TraceFiles:
         return self._rows.place(*self._rows.locate(number))
 
     def record(self, number: int) -> object:
-        """Return the record of a trace, as its format has it; raises RowError if it cannot be decoded."""
+        """Return the record of a trace, in its format; raises RowError if undecodable."""
         return self._rows.read(*self._rows.locate(number))
 
     def head(self, number: int) -> Head | None:

@@ -21,7 +21,7 @@ from relax_actors.traces.turns import turns_of
 
 
 def prompt_of_traces(task: Task, tokenizer: Tokenizer, **fields: Any) -> Prompt:
-    """Return the first cell of a row of traces, with further fields such as seed and min_version.
+    """Return the first cell of a row of traces, with fields such as seed.
 
     Raises:
         RowError: the row is too large for a cell, or has a token that the model does not know.
@@ -79,7 +79,7 @@ class TraceMaker:
 
 
 def _as_example(made: Trajectory) -> Trajectory:
-    """Return the trajectory of a sample as one of an example: no policy of this run is compared with it."""
+    """Return a sample's trajectory as an example, compared with no policy of this run."""
     total = len(made.token_ids)
     return replace(
         made,
@@ -126,7 +126,7 @@ def checked_text(trace: Trace, tokenizer: Tokenizer, vocabulary: int) -> Trace:
 
 
 def _parts(trace: Trace) -> list[str]:
-    """Return the text of a trace without white space, turn by turn if its messages have the turns."""
+    """Return a trace's text without white space, turn by turn if messages have turns."""
     text, parts, at = _dense(trace.text), list[str](), 0
     for role, content in said(trace.messages):
         if role == "assistant" and (part := _dense(content)) and text.startswith(part, at):
@@ -136,7 +136,7 @@ def _parts(trace: Trace) -> list[str]:
 
 
 def _have(turns: list[str], parts: list[str]) -> bool:
-    """Return whether each part is in a turn; branches may have turns in another order. A single part may span turns."""
+    """Return whether each part is in a turn, in any order; a single one may span turns."""
     texts = [_dense(turn) for turn in turns] if len(parts) > 1 else [_dense("".join(turns))]
     at = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Recorded samples as data: a row is the traces of one prompt, which a run trains without a rollout."""
+"""Recorded samples as data: a row is a prompt's traces, trained without a rollout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Take(StrEnum):
 
 
 def open_traces(settings: SourceSettings) -> TraceRows:
-    """Open `data.path` as traces; raises ConfigError if there is no such file, or one cannot be read."""
+    """Open `data.path` as traces; raises ConfigError if missing or unreadable."""
     if settings.fields:
         msg = "data.fields renames fields of rows, and traces have formats of their own; leave it out"
         raise ConfigError(msg)
@@ -45,7 +45,7 @@ def open_traces(settings: SourceSettings) -> TraceRows:
 
 
 class TraceRows:
-    """Rows of traces. Traces that follow each other and are of one row, or have the same prompt, are one row.
+    """Rows of traces: neighbours of one row or one prompt are together.
 
     A trace whose row cannot be told, such as a line that is no JSON, belongs to the row before it, or at the begin to
     the first row: so a row that lacks one of its samples cannot be trained.
@@ -82,7 +82,7 @@ class TraceRows:
         return len(self._rows)
 
     def traces(self, i: int) -> list[Trace]:
-        """Return the traces of a row; raises IndexError for an `i` out of range, RowError if one is not exact."""
+        """Return the traces of a row; raises IndexError, or RowError if one is not exact."""
         check_index(i, len(self._rows))
         return self._traces(self._rows[i])
 

@@ -1,4 +1,4 @@
-"""GPUs of a process, as its supervisor leased them: environment variables that are set before it starts."""
+"""GPUs that a supervisor leased to a process, as environment variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CORES = "RELAX_CORES"
 
 
 def lease_environment(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return the environment variables of a process that computes on these GPUs of its node and sees no others."""
+    """Return the environment of a process that sees only these GPUs."""
     numbers = ",".join(str(gpu.number) for gpu in gpus)
     cores = {core for gpu in gpus for core in gpu.cores}
     near = {CORES: ",".join(map(str, sorted(cores)))} if cores else {}
@@ -25,7 +25,7 @@ def lease_environment(gpus: Sequence[Gpu]) -> dict[str, str]:
 
 
 def bind_to_cores() -> None:
-    """Run this process and its children on the CPU cores near its GPUs, if the supervisor named such cores."""
+    """Run this process on the CPU cores near its GPUs, if they were named."""
     near = {int(core) for core in os.environ.get(CORES, "").split(",") if core}
     if usable := near & os.sched_getaffinity(0):
         with suppress(OSError):  # a container may forbid it
@@ -33,7 +33,7 @@ def bind_to_cores() -> None:
 
 
 def leased_devices() -> tuple[str, ...]:
-    """Return names of this process's GPUs, in order, that are the same in every process of this machine."""
+    """Return names of this process's GPUs that are equal in all processes."""
     return tuple(f"{platform.node()}-gpu{number}" for number in sorted(_leased()))
 
 

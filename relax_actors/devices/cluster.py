@@ -1,4 +1,4 @@
-"""Which actor runs on which node of several: a pure function of what the actors need and what the nodes have."""
+"""Which actor runs on which node: pure, from needs and inventories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NODES = re.compile(r"([1-9]\d{0,2})x(\d{1,4}(?:x\d{1,6}GiB)?)")
 
 
 def simulated_nodes(text: str) -> list[Inventory]:
-    """Return nodes on paper, "2x8" or "2x8x80GiB": their number and GPUs of each; raises ConfigError for others."""
+    """Return nodes on paper, "2x8" or "2x8x80GiB"; raises ConfigError."""
     match = _NODES.fullmatch(text)
     if match is None:
         msg = f"--nodes {text!r} is not a number of nodes and their GPUs; write 2x8, or 2x8x80GiB"

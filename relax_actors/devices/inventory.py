@@ -113,7 +113,7 @@ class GpuRequest:
     simulated: str = ""
 
     def inventory(self) -> Inventory:
-        """Return the GPUs; raises ConfigError if a text is wrong, or names a GPU that this machine lacks."""
+        """Return the GPUs; raises ConfigError for a wrong text or missing GPU."""
         if self.gpus and self.simulated:
             msg = f"--gpus {self.gpus!r} and --simulate-gpus {self.simulated!r} exclude each other; give one"
             raise ConfigError(msg)
@@ -128,7 +128,7 @@ NO_REQUEST = GpuRequest()
 
 
 def choose(machine: Inventory, gpus: str) -> Inventory:
-    """Return GPUs of a machine by numbers such as "0,1"; raises ConfigError for other texts and missing GPUs."""
+    """Return GPUs by numbers such as "0,1"; raises ConfigError."""
     parts = gpus.split(",")
     if not all(part.isascii() and part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         msg = f"--gpus {gpus!r} is not a list of GPUs; write numbers such as 0,1,2, or {NO_GPUS}"
@@ -142,7 +142,7 @@ def choose(machine: Inventory, gpus: str) -> Inventory:
 
 
 def simulate(text: str) -> Inventory:
-    """Return GPUs on paper, such as "8x80GiB", or 80 GiB each by default; raises ConfigError for other texts."""
+    """Return GPUs on paper, such as "8x80GiB"; raises ConfigError."""
     match = _SIMULATED.fullmatch(text)
     if match is None:
         msg = f"--simulate-gpus {text!r} is not a number of GPUs; write 8, or 8x80GiB"
@@ -153,7 +153,7 @@ def simulate(text: str) -> Inventory:
 
 @cache
 def machine_inventory() -> Inventory:
-    """Return the GPUs of this machine that `CUDA_VISIBLE_DEVICES` leaves; none without NVIDIA's driver.
+    """Return this machine's GPUs within `CUDA_VISIBLE_DEVICES`.
 
     Raises:
         ConfigError: the driver is there and does not answer, or `CUDA_VISIBLE_DEVICES` names no GPU of it.
@@ -169,7 +169,7 @@ def machine_inventory() -> Inventory:
 
 
 def visible_gpus(gpus: tuple[Gpu, ...], visible: str) -> Inventory:
-    """Return the GPUs that a value of `CUDA_VISIBLE_DEVICES` leaves: numbers, or beginnings of UUIDs."""
+    """Return the GPUs of a `CUDA_VISIBLE_DEVICES`: numbers, or starts of UUIDs."""
     limit = f" ({VISIBLE} = {visible!r})"
     chosen = []
     for part in (part.strip() for part in visible.split(",")):
@@ -201,7 +201,7 @@ def torch_version() -> str:
 
 
 def _read(nvml: ModuleType, number: int) -> Gpu | None:
-    """Return a GPU; None if the driver has lost it. Some GPUs and containers do not tell memory or cores."""
+    """Return a GPU, or None if lost; memory and cores may be unknown."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
         gpu = Gpu(number, str(nvml.nvmlDeviceGetName(handle)), 0, str(nvml.nvmlDeviceGetUUID(handle)))
@@ -222,7 +222,7 @@ def _bits(words: Any) -> Iterator[int]:
 
 @contextmanager
 def _driver() -> Iterator[ModuleType | None]:
-    """Open NVIDIA's management library, None on a machine without it; raises ConfigError if it does not answer."""
+    """Open NVIDIA's management library, or None; raises ConfigError."""
     import pynvml  # noqa: PLC0415 most commands need no GPU
 
     try:

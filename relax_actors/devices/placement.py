@@ -1,4 +1,4 @@
-"""Which actor of a node computes on which GPU: a pure function of what the actors need and what the node has."""
+"""Which actor of a node computes on which GPU: pure, from needs and inventory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Placement:
 
 
 def needs_of_actors(needs: Mapping[str, Need], actors: Mapping[str, Sequence[str]]) -> list[Need]:
-    """Return what each actor needs; those of a role whose first GPU is set follow each other from there.
+    """Return each actor's needs; a role's first GPU sets those that follow.
 
     Args:
         needs: what an actor of each role needs, in the order in which roles get GPUs.

@@ -83,7 +83,7 @@ class EnvironmentClient:
         self._connection.call(self._start(), CALL_SECONDS)
 
     def submit(self, operations: Sequence[Operation]) -> None:
-        """Begin operations; returns at once. A session has at most one operation that is not answered."""
+        """Begin operations without waiting; a session has one open operation at most."""
         if operations:
             self._connection.loop.call_soon_threadsafe(self._add, list(operations))
 
@@ -158,7 +158,7 @@ class EnvironmentClient:
             self._connection.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send what waits, grouped by actor; an operation whose actor is not known waits for the next look."""
+        """Send what waits, grouped by actor; without a known actor it waits for the next look."""
         self._flushing = False
         waiting, self._unsent = self._unsent, []
         groups: dict[int, list[Pending]] = {member: [] for member in self._closing}
@@ -176,7 +176,7 @@ class EnvironmentClient:
             self._send(member, group)
 
     def _member_of(self, pending: Pending) -> int | None:
-        """Return the actor for an operation: the home of the session, or the first one by rendezvous hashing."""
+        """Return the actor for an operation: the session's home, or by rendezvous hashing."""
         session = pending.operation.session
         if isinstance(pending.operation, Act):
             return self._homes.get(session)
@@ -306,7 +306,7 @@ class EnvironmentClient:
             self._flush_soon()
 
     def _lose_all(self, member: int, incarnation: int) -> None:
-        """Lose the turns of sessions of an incarnation that has ended; openings are sent to the new one."""
+        """Lose the turns of an ended incarnation's sessions; openings go to the new one."""
         for pending in list(self._pending.values()):
             if pending.member == member and isinstance(pending.operation, Act):
                 self._lose(pending, f"environment.{member}#{incarnation} has ended")

@@ -90,19 +90,19 @@ class Environment:
         """Release resources at the end of the episode. Not called after a kill or a timeout."""
 
     def state(self) -> bytes | Awaitable[bytes | None] | None:
-        """Return the state after the last turn, for `restore`; None if the actions are to be replayed instead.
+        """Return the state for `restore`; None to replay the actions instead.
 
         Called after every turn; at most 1 MiB.
         """
         return None
 
     def restore(self, state: bytes) -> Awaitable[None] | None:
-        """Continue from a state. Called in place of the replay, after `reset` with the same task and random numbers."""
+        """Continue from a state, in place of the replay; called after `reset`."""
         raise NotImplementedError
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Check before the run starts that the environment can be used here with the values of its options.
+        """Check before the run that the environment works here with its options.
 
         Raises:
             ConfigError: it cannot, e.g. because a package or a program is missing.
@@ -110,18 +110,18 @@ class Environment:
 
     @classmethod
     def clean_up(cls, options: Mapping[str, Any]) -> None:
-        """Remove what killed sessions of this actor have left outside of their processes, e.g. containers.
+        """Remove what killed sessions have left outside of their processes, e.g. containers.
 
         Called in the process that starts an actor's sessions, before the first and after the last one.
         """
 
     @classmethod
     def tool_schemas(cls, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return JSON schemas of functions that the model may call, for its chat template; none by default."""
+        """Return JSON schemas of functions for the model's chat template; none by default."""
         del options
         return []
 
     @classmethod
     def build(cls, given: dict[str, Any], where: str = "environment.options") -> Environment:
-        """Create an instance and set its options; raises ConfigError for unknown, missing or wrong ones."""
+        """Create an instance with options; raises ConfigError for bad ones."""
         return build(cls, Environment, given, where, "reset")

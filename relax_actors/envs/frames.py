@@ -1,4 +1,4 @@
-"""Frames on the socket between an actor and the process of a session: 4 bytes of length, then a cell."""
+"""Frames between an actor and a session's process: 4 bytes of length, then a cell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def frame(data: bytes) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader, most: int) -> bytes:
-    """Read a frame; raises asyncio.IncompleteReadError at the end, CodecError for more than `most` bytes."""
+    """Read a frame; raises asyncio.IncompleteReadError or CodecError (above `most` bytes)."""
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if size > most:
         msg = f"frame of {size} bytes is over the limit of {most}"

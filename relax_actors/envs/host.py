@@ -1,4 +1,4 @@
-"""Sessions of one actor: opens them, passes their turns on, and ends those that hang, crash or are left behind.
+"""Sessions of one actor: opens them, passes turns on, and ends those that hang or crash.
 
 Invariant: an operation may be repeated. A turn that was taken is not taken again, its answer is given again.
 """
@@ -155,7 +155,7 @@ class SessionHost:
     async def _ask(
         self, session: HostedSession, data: bytes, turn: int, seconds: float, setting: str
     ) -> EnvironmentAnswer:
-        """Pass an operation to the session's process; its failure ends the process, and is an answer as well."""
+        """Pass an operation to the session's process; its failure is an answer as well."""
         fork = session.fork
         assert fork is not None  # noqa: S101 the callers have checked it
         try:

@@ -1,4 +1,4 @@
-"""Arrays that environments return as pictures and sounds, as the bytes of files: PNG and WAV."""
+"""Arrays of pictures and sounds from environments, as bytes of PNG and WAV files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FASTEST = 1
 
 
 def with_bytes(part: dict[str, Any]) -> dict[str, Any]:
-    """Return a content part with a file's bytes in place of an array; raises ValueError for other arrays."""
+    """Return a content part with a file's bytes in place of an array; raises ValueError."""
     arrays = [name for name, value in part.items() if isinstance(value, np.ndarray)]
     if not arrays:
         return part
@@ -35,7 +35,7 @@ def with_bytes(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def png_of(pixels: NDArray[Any]) -> bytes:
-    """Return a picture, `[height, width]` or `[height, width, 3] uint8`, as a PNG file; equal pixels, equal bytes.
+    """Return a picture, `[height, width(, 3)] uint8`, as PNG; equal pixels give equal bytes.
 
     Raises:
         ValueError: the array has another shape or type.

@@ -45,7 +45,7 @@ class Members:
         return time.monotonic() - self._looked_at > LOOK_SECONDS
 
     async def look(self) -> list[tuple[int, int]]:
-        """Read which actors have a lease; return those with a new incarnation, and the one that has ended."""
+        """Return actors with new incarnations by their leases, and the one that has ended."""
         self._looked_at = time.monotonic()
         leases: dict[str, Any] = await self._state.leases(ROLE)
         now, replaced = time.monotonic(), []
@@ -60,6 +60,6 @@ class Members:
         return replaced
 
     def choose(self, session: str, without: Container[int]) -> int | None:
-        """Return the actor for a session by rendezvous hashing; None if there is none but those in `without`."""
+        """Return the actor for a session by rendezvous hashing; None if all are in `without`."""
         free = [n for n in self._members if n not in without]
         return max(free, key=lambda n: xxhash.xxh3_64_intdigest(f"{session}|{n}".encode()), default=None)

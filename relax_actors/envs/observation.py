@@ -1,4 +1,4 @@
-"""Check and convert what environments return: nothing that a user's class returns is taken on trust."""
+"""Check and convert what environments return: nothing of it is trusted."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PLAIN = (type(None), bool, int, float)
 
 
 class EnvironmentFaultError(Exception):
-    """Failure of an environment itself, not of the model's action; it ends the sample and is not shown to the model."""
+    """Failure of an environment, not of an action; it ends the sample unseen by the model."""
 
 
 def answer_of(result: Any, session: str, turn: int, max_bytes: int, players: Sequence[str] = ()) -> EnvironmentAnswer:
-    """Convert what `reset` or `step` returned; the turn of `reset` is -1, and `players` are empty without players.
+    """Convert what `reset` (turn -1) or `step` returned; `players` may be empty.
 
     Raises:
         EnvironmentFaultError: the result has a wrong type, is not UTF-8, too large, holds a number that is not finite,
@@ -72,7 +72,7 @@ def answer_of(result: Any, session: str, turn: int, max_bytes: int, players: Seq
 
 
 def checked_state(state: Any) -> bytes | None:
-    """Return what `Environment.state` returned; raises EnvironmentFaultError unless bytes, or too large."""
+    """Return the result of `Environment.state`; raises EnvironmentFaultError for bad ones."""
     if state is None or (isinstance(state, bytes) and len(state) <= MAX_STATE_BYTES):
         return state
     what = f"{len(state)} bytes" if isinstance(state, bytes) else f"a {type(state).__name__}"
@@ -81,7 +81,7 @@ def checked_state(state: Any) -> bytes | None:
 
 
 def messages_of(observation: Any, method: str = "step()") -> list[dict[str, Any]]:
-    """Convert an observation to chat messages, an empty text to none; raises EnvironmentFaultError for others."""
+    """Convert an observation to chat messages, an empty text to none; may raise."""
     if isinstance(observation, str):
         return [{"role": "user", "content": _text(observation, method)}] if observation else []
     if isinstance(observation, Mapping):

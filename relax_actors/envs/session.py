@@ -1,4 +1,4 @@
-"""One session in its own process: creates the environment, takes its turns, and answers through a socket.
+"""A session in its own process: makes the environment, and answers through a socket.
 
 Invariant: nothing that the environment does ends another session. Its exceptions become answers; a hang or a crash ends
 this process alone.
@@ -163,7 +163,7 @@ async def guarded(work: Callable[[Any], Any], request: Open | Act, turn: int) ->
 
 
 def describe(error: BaseException) -> str:
-    """Describe an exception of an environment by its type, its text and the line of the environment that raised it."""
+    """Describe an environment's exception by type, text and line."""
     if isinstance(error, EnvironmentFaultError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

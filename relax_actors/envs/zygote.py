@@ -1,4 +1,4 @@
-"""Zygote of the sessions: a process that has imported the environment's class and forks a process for each session.
+"""Zygote of sessions: a process with the environment's class imported, which forks.
 
 Started by an actor as `python -m relax_actors.envs.zygote <socket> <file with the settings>`.
 """

@@ -1,1 +1,1 @@
-"""Evaluations: what a version answered to held-out prompts, the figures of the answers, and comparisons of runs."""
+"""Evaluations: answers to held-out prompts, their figures, and comparisons."""

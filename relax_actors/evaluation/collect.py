@@ -35,7 +35,7 @@ MAX_VOTE = 2000
 
 
 def facts_of(config: Config) -> dict[str, SetFacts]:
-    """Return what the figures of a run's sets depend on; nothing passes where rewards are log-probs of examples."""
+    """Return what figures of a run's sets depend on; examples have no passes."""
     sets = {} if config.eval is None else config.eval.named
     pairs = config.algorithm.rows == "pairs"
     passes = not config.from_data or pairs
@@ -49,7 +49,7 @@ def facts_of(config: Config) -> dict[str, SetFacts]:
 def records_of(
     table: TableReader, config: Config, rows: Sequence[RowId], progress: Callable[[], None]
 ) -> Iterator[Record]:
-    """Yield the record of each row, in order; all have ended. `progress` is called between pages of rows."""
+    """Yield each row's record in order; `progress` is called between pages."""
     assert config.eval is not None  # noqa: S101 without it there are no held-out rows
     marks = config.eval.marks()
     for begin in range(0, len(rows), PAGE):
@@ -70,7 +70,7 @@ def _read(table: TableReader, cell: Cell | None, expected: type[T]) -> T | None:
 
 
 def _record(row: RowId, name: str, held_out: EvalSet, columns: dict[str, Any], mark: str) -> Record:
-    """Return the record of a row; without answers if they were begun with other settings than those of its set now."""
+    """Return a row's record, without answers that began with other settings."""
     prompt: Prompt | None = columns["prompt"]
     if prompt is not None and prompt.mark != mark:
         return Record(str(row), name, "", prompt.text, prompt.answer, [], problem=CHANGED)

@@ -23,7 +23,7 @@ Pair = tuple[Record, Record]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A mean of each run over the same prompts, and the difference of the second run from the first.
+    """Means of two runs over the same prompts, and their difference.
 
     Attributes:
         first: mean of the first run.
@@ -106,7 +106,7 @@ def compare(first: Evaluated, second: Evaluated) -> dict[str, Comparison]:
 
 
 def pairs_of(first: Evaluated, second: Evaluated, name: str) -> list[Pair]:
-    """Return the answered rows of a set that have the same prompt and expected answer, in the order of the first run.
+    """Return answered rows with equal prompt and answer, in the first run's order.
 
     Of rows with equal prompts, the n-th ones are a pair.
     """
@@ -167,7 +167,7 @@ def _differences(*values: NDArray[np.float64]) -> list[Difference]:
 
 
 def bootstrap(*differences: NDArray[np.float64]) -> list[Interval | None]:
-    """Return the percentile intervals of 95 % of means (Efron 1979), from 10,000 samples of the prompts; same seed.
+    """Return 95 % percentile intervals of means (Efron 1979), by 10,000 resamples.
 
     Each of the `differences` is `[prompts] float64`, of the same prompts. Above 5,000 prompts, where the distribution
     of a mean is as good as normal, the interval is that of `mean_interval`, so that the work is bounded. Fewer than two

@@ -12,7 +12,7 @@ Interval = tuple[float, float]
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the probability that at least one of k answers passes, of n answers of which c pass.
+    """Return the probability that one of k answers passes, given c of n.
 
     The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374), equation 1.
 
@@ -93,7 +93,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 
 
 def mcnemar(better: int, worse: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test (1947): a binomial test of the prompts that changed sides.
+    """Return McNemar's exact two-sided p-value (1947), of prompts that changed sides.
 
     Args:
         better: prompts that pass in the second run only.

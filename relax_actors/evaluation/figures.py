@@ -1,4 +1,4 @@
-"""Figures of the sets of an evaluation: mean reward, accuracy, pass@k and majority@k with intervals of 95 %."""
+"""Figures of an evaluation's sets with 95 % intervals: reward, pass@k, majority@k."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def mean_reward(record: Record) -> float:
 
 
 def passed(record: Record, facts: SetFacts) -> list[bool]:
-    """Return which answers to a prompt pass; answers that are missing, because they failed, do not."""
+    """Return which answers to a prompt pass; missing ones do not."""
     assert facts.passes is not None  # noqa: S101 figures of sets where nothing can pass do not ask
     # Rewards are float32: the one for 0.7 is a little below 0.7.
     least = float(np.float32(facts.passes))

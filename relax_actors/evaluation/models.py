@@ -41,7 +41,7 @@ def model_folder(given: str) -> Path:
 
 
 def _require_finished(path: Path, given: str) -> None:
-    """Check that a run's model is that of its last step; a run that was extended keeps the earlier one until then."""
+    """Check that a run's model is that of its last step."""
     if not (path / "model" / "config.json").exists():
         msg = f"run {given} has no model yet: it is written after the last step; finish the run with `relax up`"
         raise ConfigError(msg)

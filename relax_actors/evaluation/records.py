@@ -1,4 +1,4 @@
-"""The file of an evaluation: every held-out prompt with all its answers, one line of JSON a row.
+"""The file of an evaluation: a line of JSON for each held-out prompt.
 
 The first line names the run, the version and the settings of the sets. The file appears as a whole, before the result
 of the version is published, and an evaluation that is repeated after a kill writes the same file again.
@@ -87,7 +87,7 @@ class SetFacts:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation: the run, the version, the fingerprint of its weights, facts of its sets, and its rows in order."""
+    """An evaluation: run, version, fingerprint, facts of its sets, and rows."""
 
     run: str
     version: int
@@ -119,7 +119,7 @@ def write_evaluation(path: Path, head: Evaluated, records: Iterable[Record]) -> 
 
 
 def read_evaluation(path: Path) -> Evaluated:
-    """Read the file of an evaluation; raises ConfigError if there is none, or it is not the file of an evaluation."""
+    """Read the file of an evaluation; raises ConfigError."""
     try:
         with path.open() as file:
             return _read(iter(file))

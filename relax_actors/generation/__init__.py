@@ -1,1 +1,1 @@
-"""Generation with the one model of a rollout actor: requests, which of them run together, and the weights they read."""
+"""Generation with the model of a rollout actor: requests, batches, and weights."""

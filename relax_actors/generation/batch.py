@@ -1,8 +1,8 @@
-"""The requests of a rollout actor: which wait, which are generated together, and which of them begin next.
+"""Requests of a rollout actor: which wait, which run together, and which begin next.
 
-Rows, turns of conversations, and requests that belong to no row (guests) are all tickets. Rows begin at once, because
-the role only takes as many as the engine has room for. Turns and guests wait until they fit, the oldest first; see
-`TokenLedger`.
+Rows, turns of conversations, and requests that belong to no row (service requests) are all tickets. Rows begin at once,
+because the role only takes as many as the engine has room for. Turns and service requests wait until they fit, the
+oldest first; see `TokenLedger`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from relax_actors.engines.protocols.inference import Done
 from relax_actors.errors import EngineError, RelaxError
 from relax_actors.generation.token_ledger import TokenLedger
 
-GUESTS = 64
-"""Guests that are generated at once; further ones wait."""
+SERVICE_REQUESTS = 64
+"""Service requests that are generated at once; further ones wait."""
 JOIN_SHARE = 8
 """Requests join at once if the running batch is at most so many times as large: a join copies the cache."""
 JOIN_TOKENS = 8
@@ -34,7 +34,7 @@ class Kind(Enum):
 
     ROW = auto()
     TURN = auto()
-    GUEST = auto()
+    SERVICE = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -57,22 +57,24 @@ class Ticket:
     samples: Future[Samples] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
-        """Check the request; raises ValueError if a turn or a guest asks for more or less than one sample."""
+        """Check the request; raises ValueError unless turns and service requests ask for one sample."""
         if self.kind is not Kind.ROW and self.request.samples != 1:
-            msg = f"a {self.kind.name.lower()} asks for {self.request.samples} samples; send one request for each"
+            msg = (
+                f"a request of kind {self.kind.name} asks for {self.request.samples} samples; send one request for each"
+            )
             raise ValueError(msg)
         self.tokens = self.tokens or self.request.most_tokens
 
 
 class Generates(Protocol):
-    """What rows, conversations and services ask of a policy; see `relax_actors.generation.policy.Policy`."""
+    """What rows, conversations and services need of a policy; see `generation.policy.Policy`."""
 
     @property
-    def guests_waiting(self) -> int:
-        """Number of guests that wait."""
+    def service_waiting(self) -> int:
+        """Number of service requests that wait."""
 
     def generate(
-        self, request: GenerationRequest, kind: Kind = Kind.GUEST, *, conversation: Hashable = None, tokens: int = 0
+        self, request: GenerationRequest, kind: Kind = Kind.SERVICE, *, conversation: Hashable = None, tokens: int = 0
     ) -> Future[Samples]:
         """Ask for the samples of a request."""
 
@@ -87,7 +89,7 @@ class Generates(Protocol):
 
 
 class JoinPace:
-    """Decides when requests join a running batch: at once, or several together if a join costs the batch something."""
+    """Decides when requests join a running batch: at once, or together if a join is expensive."""
 
     def __init__(self, *, joins_freely: bool) -> None:
         self._joins_freely, self._tokens = joins_freely, 0
@@ -106,9 +108,10 @@ class JoinPace:
 class Batch:
     """Waiting and running requests of one engine. `add` and `len` may be called from any thread.
 
-    Turns and guests in generation need at most `running_limit` tokens together, and the engine's cache holds
+    Turns and service requests in generation need at most `running_limit` tokens together, and the engine's cache holds
     `cached_limit`; None without a limit. `joins_freely` says that a request that joins costs the others nothing.
-    `guests` are generated at once, each by itself (`guests_alone`) where bits depend on the batch.
+    At most `most_service` service requests are generated at once, each by itself (`service_alone`) where bits depend on
+    the batch.
     """
 
     def __init__(
@@ -117,12 +120,12 @@ class Batch:
         cached_limit: int | None,
         *,
         joins_freely: bool,
-        guests: int = GUESTS,
-        guests_alone: bool = False,
+        most_service: int = SERVICE_REQUESTS,
+        service_alone: bool = False,
     ) -> None:
         self._limit = min((n for n in (running_limit, cached_limit) if n is not None), default=None)
-        self._joins_freely, self._most_guests, self._guests_alone = joins_freely, guests, guests_alone
-        self._ledger = TokenLedger(running_limit, cached_limit, lambda: self.guest_tokens)
+        self._joins_freely, self._most_service, self._service_alone = joins_freely, most_service, service_alone
+        self._ledger = TokenLedger(running_limit, cached_limit, lambda: self.service_tokens)
         self._pace = JoinPace(joins_freely=joins_freely)
         self._waiting: dict[Kind, deque[Ticket]] = {kind: deque() for kind in Kind}
         self._lock = threading.Lock()
@@ -135,14 +138,14 @@ class Batch:
         return sum(map(len, self._waiting.values()))
 
     @property
-    def guests_waiting(self) -> int:
-        """Number of guests that wait."""
-        return len(self._waiting[Kind.GUEST])
+    def service_waiting(self) -> int:
+        """Number of service requests that wait."""
+        return len(self._waiting[Kind.SERVICE])
 
     @property
-    def guest_tokens(self) -> int:
-        """Tokens that the guests in generation need at most."""
-        return sum(ticket.tokens for ticket in self._running.values() if ticket.kind is Kind.GUEST)
+    def service_tokens(self) -> int:
+        """Tokens that the service requests in generation need at most."""
+        return sum(ticket.tokens for ticket in self._running.values() if ticket.kind is Kind.SERVICE)
 
     def add(self, ticket: Ticket) -> None:
         """Append a ticket."""
@@ -166,58 +169,58 @@ class Batch:
         """Release the tokens of a conversation."""
         self._ledger.end(conversation)
 
-    def begin(self, *, guests: bool = True) -> list[GenerationRequest]:
+    def begin(self, *, service: bool = True) -> list[GenerationRequest]:
         """Begin a batch, or let requests join it; return those that begin."""
-        self._ledger.withdraw_guest()
+        self._ledger.withdraw_service()
         with self._lock:
             rows = list(self._waiting[Kind.ROW])
             self._waiting[Kind.ROW].clear()
         begun = self._start(rows)
         with self._lock:
-            invited = self._take_guests() if guests else []
-        begun += self._start(invited)  # before turns are weighed: they share the room
+            requests = self._take_service() if service else []
+        begun += self._start(requests)  # before turns are weighed: they share the room
         with self._lock:
             joining = self._take_turns()
         return begun + self._start(joining)
 
-    def join(self, *, guests: bool = True) -> list[GenerationRequest]:
-        """Count a token of the running batch; return the requests that join behind it. Rows join at once."""
+    def join(self, *, service: bool = True) -> list[GenerationRequest]:
+        """Count a token of the running batch; return the requests that join it. Rows join at once."""
         ready = len(self._waiting[Kind.TURN])
-        if guests and self._waiting[Kind.GUEST]:
-            ready += self.invitable()
+        if service and self._waiting[Kind.SERVICE]:
+            ready += self.service_ready()
         opens = self._pace.step(ready, len(self._running)) and ready
-        return self.begin(guests=guests) if opens or self._waiting[Kind.ROW] else []
+        return self.begin(service=service) if opens or self._waiting[Kind.ROW] else []
 
-    def invitable(self) -> int:
-        """Return how many guests `begin` would let begin."""
+    def service_ready(self) -> int:
+        """Return how many service requests `begin` would let begin."""
         with self._lock:
             return self._count_fitting(reserves=False)
 
-    def _take_guests(self) -> list[Ticket]:
-        return [self._waiting[Kind.GUEST].popleft() for _ in range(self._count_fitting(reserves=True))]
+    def _take_service(self) -> list[Ticket]:
+        return [self._waiting[Kind.SERVICE].popleft() for _ in range(self._count_fitting(reserves=True))]
 
     def _count_fitting(self, *, reserves: bool) -> int:
-        """Return how many guests may begin now: the oldest ones, up to the first that does not fit.
+        """Return how many service requests fit now, counted from the oldest.
 
-        With `reserves`, turns leave room for that first guest.
+        With `reserves`, turns leave room for that first service request.
         """
         fitting = tokens = 0
-        for guest in self._waiting[Kind.GUEST]:
-            if fitting >= self._free_guests() or not self._guest_fits(guest.tokens, tokens, reserves=reserves):
+        for ticket in self._waiting[Kind.SERVICE]:
+            if fitting >= self._free_service() or not self._service_fits(ticket.tokens, tokens, reserves=reserves):
                 break
-            fitting, tokens = fitting + 1, tokens + guest.tokens
+            fitting, tokens = fitting + 1, tokens + ticket.tokens
         return fitting
 
-    def _free_guests(self) -> int:
-        if self._guests_alone:
+    def _free_service(self) -> int:
+        if self._service_alone:
             return int(not (self._running or self._waiting[Kind.TURN] or self._waiting[Kind.ROW]))
-        return self._most_guests - sum(ticket.kind is Kind.GUEST for ticket in self._running.values())
+        return self._most_service - sum(ticket.kind is Kind.SERVICE for ticket in self._running.values())
 
-    def _guest_fits(self, tokens: int, ahead: int, *, reserves: bool) -> bool:
+    def _service_fits(self, tokens: int, ahead: int, *, reserves: bool) -> bool:
         if self._ledger.is_used:
-            return (self._ledger.begin_guest if reserves else self._ledger.guest_fits)(tokens, ahead)
-        # Rows leave no room: the first guest begins all the same, so that they do not starve it.
-        is_first = not (ahead or self.guest_tokens)
+            return (self._ledger.begin_service if reserves else self._ledger.service_fits)(tokens, ahead)
+        # Rows leave no room: the first service request begins all the same, so that they do not starve it.
+        is_first = not (ahead or self.service_tokens)
         together = sum(ticket.tokens for ticket in self._running.values()) + ahead + tokens
         return is_first or self._limit is None or together <= self._limit
 
@@ -247,7 +250,7 @@ class Batch:
         for number, samples in done:
             self._running.pop(number).samples.set_result(samples)
 
-    def dismiss(self, why: RelaxError | None = None) -> None:
+    def abandon(self, why: RelaxError | None = None) -> None:
         """End a batch, before an engine numbers anew; tickets without samples get an error."""
         error = why or EngineError("generation has ended before the sample; send the request again")
         running, self._running, self._count = self._running, {}, 0
@@ -256,13 +259,13 @@ class Batch:
             self._ledger.end(ticket.conversation)
             ticket.samples.set_exception(error)
 
-    def refuse_guests(self, error: RelaxError) -> None:
-        """Give all guests that wait an error."""
+    def refuse_service(self, error: RelaxError) -> None:
+        """Give all service requests that wait an error."""
         with self._lock:
-            guests, self._waiting[Kind.GUEST] = self._waiting[Kind.GUEST], deque()
-        for guest in guests:
-            if guest.samples.set_running_or_notify_cancel():
-                guest.samples.set_exception(error)
+            waiting, self._waiting[Kind.SERVICE] = self._waiting[Kind.SERVICE], deque()
+        for ticket in waiting:
+            if ticket.samples.set_running_or_notify_cancel():
+                ticket.samples.set_exception(error)
 
     def forget_rows(self) -> None:
         """Forget the rows and turns that wait: those who asked for them have given them up."""

@@ -1,4 +1,4 @@
-"""The policy of a rollout actor: the owner of its engine and its weights, with one verb, `generate`."""
+"""The policy of a rollout actor: owner of its engine and weights, with one verb, `generate`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.protocols.inference import Refresh, no_more_requests
 from relax_actors.errors import EngineError, RowError
-from relax_actors.generation.batch import GUESTS, Batch, Kind, Samples, Ticket
+from relax_actors.generation.batch import SERVICE_REQUESTS, Batch, Kind, Samples, Ticket
 from relax_actors.runtime import Context
 from relax_actors.runtime.profiles import ProfileRequests
 from relax_actors.weights.stager import Stager
 
 CACHE_SHARE = 0.9
-"""Share of an engine's key-value cache that conversations and guests may fill together.
+"""Share of an engine's key-value cache that conversations and service requests may fill together.
 
 The rest is for what a server rounds up to whole pages.
 """
@@ -34,7 +34,7 @@ class Policy:
     Args:
         context: of the actor.
         progress: called at least once for each token of a batch.
-        guests: guests that are generated at once.
+        most_service: service requests that are generated at once.
         has_barrier: whether turns wait for each other, so that no limit and no request that joins changes a batch.
 
     Attributes:
@@ -45,7 +45,12 @@ class Policy:
     """
 
     def __init__(
-        self, context: Context, progress: Callable[[], None], *, guests: int = GUESTS, has_barrier: bool = False
+        self,
+        context: Context,
+        progress: Callable[[], None],
+        *,
+        most_service: int = SERVICE_REQUESTS,
+        has_barrier: bool = False,
     ) -> None:
         config = context.config
         self._context, self._progress = context, progress
@@ -67,14 +72,14 @@ class Policy:
         self._batch = Batch(
             *limits,
             joins_freely=self.engine.joins_freely,
-            guests=guests,
-            guests_alone=config.run.deterministic,
+            most_service=most_service,
+            service_alone=config.run.deterministic,
         )
-        self._on_guest: list[Callable[[], None]] = []
+        self._on_service: list[Callable[[], None]] = []
         self.model_seconds = 0.0
 
     def generate(
-        self, request: GenerationRequest, kind: Kind = Kind.GUEST, *, conversation: Hashable = None, tokens: int = 0
+        self, request: GenerationRequest, kind: Kind = Kind.SERVICE, *, conversation: Hashable = None, tokens: int = 0
     ) -> Future[Samples]:
         """Ask for the samples of a request.
 
@@ -89,12 +94,12 @@ class Policy:
             waits is not generated; `request.watch` ends it later.
 
         Raises:
-            ValueError: a turn or a guest asks for more or less than one sample.
+            ValueError: a turn or a service request asks for more or less than one sample.
         """
         ticket = Ticket(request, kind, conversation, tokens)
         self._batch.add(ticket)
-        if kind is Kind.GUEST:
-            for call in self._on_guest:
+        if kind is Kind.SERVICE:
+            for call in self._on_service:
                 call()
             self._context.wake()
         return ticket.samples
@@ -103,14 +108,14 @@ class Policy:
         """Make a grammar ready for requests, in any thread; see `InferenceEngine.prepare`."""
         self.engine.prepare(grammar)
 
-    def on_guest(self, call: Callable[[], None]) -> None:
-        """Have something called whenever a guest waits, in the thread that asks for it."""
-        self._on_guest.append(call)
+    def on_service(self, call: Callable[[], None]) -> None:
+        """Have something called whenever a service request waits, in the thread that asks for it."""
+        self._on_service.append(call)
 
     @property
-    def guests_waiting(self) -> int:
-        """Number of guests that wait."""
-        return self._batch.guests_waiting
+    def service_waiting(self) -> int:
+        """Number of service requests that wait."""
+        return self._batch.service_waiting
 
     def hold(self, conversation: Hashable, tokens: int) -> None:
         """Hold the tokens of a conversation in the engine's cache until its next turn."""
@@ -121,7 +126,7 @@ class Policy:
         self._batch.release(conversation)
 
     def refresh_of(self, version: int | None) -> Refresh | None:
-        """Return the function that swaps weights within a batch of a version, or of the newest; None if nothing may."""
+        """Return the function that swaps weights within a batch; None if it keeps its weights."""
         return self.stager.refresh if version is None and self._updates_in_flight else None
 
     def waits_for_weights(self, version: int | None) -> bool:
@@ -132,20 +137,20 @@ class Policy:
         self,
         version: int | None,
         exchange: Callable[[int], None] = lambda _: None,
-        invites: Callable[[], bool] = lambda: True,
+        admits: Callable[[], bool] = lambda: True,
     ) -> Iterator[None]:
-        """Generate what waits, and what joins it meanwhile; yield between two tokens, after samples were given out.
+        """Generate waiting and joining requests; yield between two tokens, after samples are done.
 
         Ends when nothing runs and nothing joins. An exact `version` in use is kept; without it, newer weights may be
         swapped in. `exchange` is called before requests join, with the number of rows that the engine has room for;
-        guests begin and join if `invites`.
+        service requests begin and join if `admits`.
         """
 
         def join(limit: int) -> list[GenerationRequest]:
             exchange(limit)
-            return self._batch.join(guests=invites())
+            return self._batch.join(service=admits())
 
-        if not (first := self._batch.begin(guests=invites())):
+        if not (first := self._batch.begin(service=admits())):
             return
         more = no_more_requests if self._has_barrier else join
         self.profiles.begin()
@@ -157,13 +162,13 @@ class Policy:
                 yield
                 cpu_start = time.thread_time()
         finally:
-            self._batch.dismiss()
+            self._batch.abandon()
             self.profiles.end_step()
 
     def answer(self, requests: Sequence[GenerationRequest], version: int | None) -> list[Samples]:
-        """Generate requests as one batch that nothing joins, with an exact version, if given; return their samples."""
+        """Generate requests as one closed batch, with an exact version if given; return the samples."""
         pending = [self.generate(request, Kind.ROW) for request in requests]
-        for _ in self.run(version, invites=lambda: False):
+        for _ in self.run(version, admits=lambda: False):
             pass
         return [samples.result(0) for samples in pending]
 
@@ -172,19 +177,19 @@ class Policy:
         self._batch.forget_rows()
 
     def serve(self, until: Callable[[], bool]) -> None:
-        """Generate guests until none waits.
+        """Generate service requests until none waits.
 
-        After `until` has returned true, no further guest is taken, and those in flight are finished.
+        After `until` has returned true, no further service request is taken, and those in flight are finished.
         """
-        while self.guests_waiting and not until():
+        while self.service_waiting and not until():
             try:
                 self.stager.use_newest(0)
             except RowError:
                 none = EngineError("the run has not published weights yet; send the request again")
-                self._batch.refuse_guests(none)
+                self._batch.refuse_service(none)
                 return
             # Requests that never cease would keep newer weights from being used.
-            for _ in self.run(None, invites=lambda: not (self.waits_for_weights(None) or until())):
+            for _ in self.run(None, admits=lambda: not (self.waits_for_weights(None) or until())):
                 pass
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The rows that a rollout generates: what waits, by what rows of a batch have in common, and the batch that runs."""
+"""Rows of a rollout: waiting rows by what a batch has in common, and the running batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Work(Protocol):
     """Rows that are generated together. Used from the thread that generates.
 
     Attributes:
-        asks_as_guests: whether the requests of its rows are guests of the batch.
+        uses_service: whether the requests of its rows are service requests of the batch.
     """
 
-    asks_as_guests: bool
+    uses_service: bool
 
     def __len__(self) -> int:
         """Return the number of rows without a result."""
@@ -35,7 +35,7 @@ class Work(Protocol):
         """Begin with rows; return those that cannot be generated, with their errors."""
 
     def exchange(self) -> None:
-        """Take what has arrived between two tokens, and ask for what can be generated next; does not wait."""
+        """Take what has arrived between two tokens, and request further turns; never waits."""
 
     def wait(self) -> None:
         """Wait a short time for something to arrive, while nothing can be generated."""
@@ -53,7 +53,7 @@ class SingleTurns:
     `generate` asks for the samples of a row; `finish` returns its result from them and the seconds that they took.
     """
 
-    asks_as_guests = False
+    uses_service = False
 
     def __init__(
         self, generate: Callable[[Row], Future[Samples]], finish: Callable[[Row, Samples, float], Any]
@@ -138,7 +138,7 @@ class Rows:
         self._bad: Errors = []
 
     def generate(self, rows: Sequence[Row]) -> Iterator[Results]:
-        """Generate rows, and rows that join while these are generated; yield each row as soon as it is finished.
+        """Generate rows, and rows that join them; yield each row as soon as it is finished.
 
         Raises:
             RowError: a row requires weights newer than any published version. PromptSource admits a row only after the
@@ -191,7 +191,7 @@ class Rows:
             self._let_weights_in(work, key)
             ran = False
             for _ in self._policy.run(
-                version, lambda limit: self._let_rows_join(work, key, limit), lambda: self._invites(work, key)
+                version, lambda limit: self._let_rows_join(work, key, limit), lambda: self._admits(work, key)
             ):
                 ran = True
                 yield
@@ -209,21 +209,21 @@ class Rows:
         A sample has one version, unless updates are in flight or an agent takes its time.
         """
         version, _ = key
-        if version is None and work.asks_as_guests:
+        if version is None and work.uses_service:
             late = self._waiting.pop(key, [])
             self._policy.stager.use_newest(max((row.prompt.min_version for row in late), default=0))
             self._bad += work.open(late)
         elif (refresh := self._policy.refresh_of(version)) is not None:
             refresh()
 
-    def _invites(self, work: Work, key: BatchKey) -> bool:
-        """Whether guests may begin in the running batch of a key."""
-        if work.asks_as_guests:
+    def _admits(self, work: Work, key: BatchKey) -> bool:
+        """Whether service requests may begin in the running batch of a key."""
+        if work.uses_service:
             return key not in self._waiting and not self._policy.waits_for_weights(key[0])
         return bool(len(work)) and not self._drains(key)
 
     def _let_rows_join(self, work: Work, key: BatchKey, limit: int) -> None:
-        """Exchange what has arrived between two tokens, and let rows join the running batch of a key."""
+        """Take what has arrived between two tokens, and let rows join the running batch of a key."""
         work.exchange()
         if self._drains(key):
             return
@@ -237,7 +237,7 @@ class Rows:
             self._bad += work.open(joining)
 
     def _drains(self, key: BatchKey) -> bool:
-        """Whether nothing joins the running batch of a key, so that other rows and newer weights get their turn."""
+        """Whether the running batch of a key is closed, so that other rows or newer weights follow."""
         version, _ = key
         waits = self._policy.refresh_of(version) is None and (self._waiting or self._policy.stager.has_newer)
         return version is not None or bool(waits) or any(other != key for other in self._waiting)

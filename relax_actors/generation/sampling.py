@@ -1,4 +1,4 @@
-"""How the answers to a row are sampled: training rows as [rollout] says, held-out rows as their set of [eval] says."""
+"""How answers are sampled: training rows by [rollout], held-out rows by their set of [eval]."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Sampling:
 
 
 def sampling_of(config: Config, row: RowId, baselines: int = 0) -> Sampling:
-    """Return how the answers to a row are sampled; a training row gets `baselines` greedy samples more (ReMax).
+    """Return how a row is sampled; a training row gets `baselines` greedy samples more (ReMax).
 
     Raises:
         RowError: the row is held out, and no set of [eval] has it.

@@ -1,4 +1,4 @@
-"""Isolation of processes: how they are started apart, bounded, watched, and killed with all that they started.
+"""Isolation of processes: started apart, bounded, watched, and killed whole.
 
 - `proc`: the one reader of the process table.
 - `orphans`: adoption of processes whose parent has ended, and their end.

@@ -1,4 +1,4 @@
-"""What every sandbox of bubblewrap has in common: isolation, the system's files, and a test whether it works here."""
+"""Common parts of bubblewrap's sandboxes, and a test whether they work here."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def empty_folder(path: str, size: int) -> Iterator[str]:
 
 
 def problem(before: tuple[str, ...] = ()) -> str:
-    """Return why no sandbox can be created here, by bwrap behind the command `before`; empty if it can."""
+    """Return why bwrap cannot create a sandbox here; empty if it can."""
     try:
         with isolated() as (command, descriptor):
             if (version := _version(command[0])) and version < OLDEST:

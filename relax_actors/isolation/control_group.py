@@ -54,7 +54,7 @@ class ControlGroup:
 
 
 def parents(controller: str) -> list[Path]:
-    """Return the groups in which this process might create one, by the mounts and groups that the kernel reports."""
+    """Return groups in which this process might create one, by the kernel's report."""
     own = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -74,7 +74,7 @@ def parents(controller: str) -> list[Path]:
 
 @contextmanager
 def control_group(name: str, limits: Mapping[str, int]) -> Iterator[ControlGroup]:
-    """Create a group, and remove it at the end; one of that name, such as an actor's after a crash, is used again.
+    """Create a control group for the block; reuse one that a crash left.
 
     The limits are `pids`, number of processes and threads of the sandbox, and `memory`, bytes of all that it holds.
 
@@ -113,7 +113,7 @@ def bounds_memory() -> bool:
 
 
 def remove_leftovers() -> None:
-    """Remove the groups that killed processes left behind; those of living ones are named by their process id."""
+    """Remove groups of killed processes; names hold the process ids."""
     for parent in parents("memory"):
         for path in parent.glob(f"{PREFIX}*.*"):
             owner = _OWNER.fullmatch(path.name)
@@ -153,7 +153,7 @@ def _limit(folder: Path, controller: str, limit: int) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a group once its processes are gone; another incarnation of the actor may have processes in it."""
+    """Remove a group once its processes are gone; others may be in it."""
     deadline = time.monotonic() + REMOVE_SECONDS
     while time.monotonic() < deadline:
         try:

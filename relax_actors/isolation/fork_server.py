@@ -1,4 +1,4 @@
-"""Fork server: the loop of a zygote, which has imported modules and forks processes that need them at once.
+"""Fork server: a zygote's loop, which forks processes with modules imported.
 
 A zygote has one thread and initialises no device, so that forking is safe. Its forks die with it, as it dies with its
 parent. Requests and reports are JSON on a socket of packets:
@@ -92,7 +92,7 @@ class ForkServer:
         self._report({"forked": pid})
 
     def _reap(self) -> None:
-        """Collect all ended children, and report the forks among them once all that they started has ended."""
+        """Collect ended children, and report forks once all that they started ended."""
         ended = {}
         with suppress(ChildProcessError):
             # The group of a fork has its id, which is its own until it is waited for.
@@ -112,7 +112,7 @@ class ForkServer:
             send(self._connection, report)
 
     def _become(self, parent: int, arguments: Any, descriptors: list[int]) -> NoReturn:
-        """Turn the fork into a process of its own: its session, its signals, death with its parent; then run it."""
+        """Make the fork a process of its own, which dies with its parent; run it."""
         code = 1
         try:
             os.setsid()

@@ -1,4 +1,4 @@
-"""Janitor: kills what is left of a tree of processes when its root ends, however the root ends.
+"""Janitor: kills what is left of a process tree, however its root ends.
 
 It knows the processes of the tree by a mark in an environment variable that they inherit, and remembers all descendants
 of the root that it saw: a daemon may have cleared its environment. A daemon that did so less than `MAX_SCAN_SECONDS`
@@ -38,7 +38,7 @@ COMMAND = (sys.executable, "-I", "-S", "-c", _CODE)
 
 
 class Janitor:
-    """A running janitor of this process's children; the kernel closes its pipe when this process ends.
+    """A running janitor of this process's children, tied to it by a pipe.
 
     It removes `folder`, if given, and the shared-memory segments that a process of the tree has used, by the beginnings
     of their names.

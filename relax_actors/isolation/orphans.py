@@ -1,4 +1,4 @@
-"""Processes whose parent has ended: a subreaper adopts them, and can end them with the child that started them.
+"""Processes whose parent has ended, adopted and ended by a subreaper.
 
 Invariant: a child of `broker.process.spawn` is a subreaper. All its descendants stay below it while it lives, also
 those that made a session of their own and gave up their parent, and come to the process above it when it ends.
@@ -22,7 +22,7 @@ MANY_ZOMBIES = 256
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; end it now if the parent, of before the fork, is gone."""
+    """Have the kernel kill this process when its parent ends, or end it now."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(1)
@@ -66,7 +66,7 @@ def kill_orphans(known: Collection[int], spared: Callable[[int], bool] = lambda 
 
 
 class ZombieReaper:
-    """Collects the exit codes of adopted processes in a process that also waits for children of its own.
+    """Collects exit codes of adopted processes beside children of its own.
 
     A zombie child of code that waits later looks the same. So nothing is collected unless there are very many that
     nobody has waited for since the last call.

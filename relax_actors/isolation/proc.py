@@ -83,7 +83,7 @@ def descendants(roots: set[int], table: dict[int, Process]) -> set[int]:
 
 
 def environment(pid: int) -> list[bytes]:
-    """Return the environment with which a process was started; empty if it has ended or cannot be read."""
+    """Return a process's environment at its start; empty if unreadable."""
     return _words(f"/proc/{pid}/environ")
 
 

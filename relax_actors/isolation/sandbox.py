@@ -1,4 +1,4 @@
-"""Run code that a model wrote: in a sandbox of bubblewrap, with limits, and with a bounded output.
+"""Run a model's code in a sandbox of bubblewrap, with limits and bounded output.
 
 The sandbox has no network, no file of this machine but the system's, read-only, and an empty /tmp. If this process is
 root, it starts the sandbox as a user without a name, since root has no limit of processes. Where a control group can be
@@ -74,7 +74,7 @@ class Ended:
 
 
 def check_bubblewrap(setting: str = "environment.options.sandbox") -> None:
-    """Check that bubblewrap works here, and runs Python in its sandbox; raises ConfigError if not."""
+    """Check that bubblewrap runs Python here; raises ConfigError."""
     try:
         find_program("bwrap", "bubblewrap")
         why = problem(_as_nobody())
@@ -95,7 +95,7 @@ def run_program(
     kind: Literal["bubblewrap", "none"] = "bubblewrap",
     stderr: int = subprocess.STDOUT,
 ) -> Ended:
-    """Run a program, by its path in the sandbox, with a text as its standard input; return how it ended.
+    """Run a program in the sandbox with a text as input; return how it ended.
 
     `kind = "none"` applies the limits without a sandbox. `stderr` is as of Popen; by default a part of the output.
 
@@ -206,7 +206,7 @@ def _as_nobody() -> tuple[str, ...]:
 
 @contextmanager
 def _bubblewrap(limits: Limits) -> Iterator[tuple[list[str], tuple[int, ...]]]:
-    """Yield the start of a command line that runs a command in a sandbox, and the descriptors that it must inherit."""
+    """Yield a sandboxed command line, and the descriptors that it inherits."""
     tmp = [*empty_folder(_TMP, limits.memory_mib << 20), "--chdir", _TMP]
     places = ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", *tmp, "--remount-ro", "/"]
     # Buffers of loopback connections are megabytes that belong to no process.
@@ -215,7 +215,7 @@ def _bubblewrap(limits: Limits) -> Iterator[tuple[list[str], tuple[int, ...]]]:
 
 
 def _own_python() -> list[str]:
-    """Return the arguments of bwrap that show this Python if the command of `python_command` is not the system's."""
+    """Return bwrap's arguments for this Python, unless it is the system's."""
     folder = Path(python_command()[0]).parent.parent
     return [] if any(folder.is_relative_to(path) for path in SYSTEM) else ["--ro-bind", str(folder), str(folder)]
 

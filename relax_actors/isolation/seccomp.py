@@ -1,4 +1,4 @@
-"""Filter of system calls for sandboxes of bubblewrap, as a program that the kernel runs before each call.
+"""Filter of system calls for bubblewrap's sandboxes, as a BPF program.
 
 It refuses calls that hold memory outside the limits of a process and of /tmp, and calls that reach parts of the kernel
 that namespaces do not isolate. Programs for another architecture of the same machine, whose calls have other numbers,
@@ -150,7 +150,7 @@ def program(machine: Machine, families: Sequence[int] = LOOPBACK) -> bytes:
 
 
 def _instructions(machine: Machine, families: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield code, instructions to skip if the test holds, instructions to skip if not, and operand."""
+    """Yield code, skips if the test holds or not, and operand."""
     refuse = (_RETURN, 0, 0, REFUSE | errno.EPERM)
     yield _LOAD, 0, 0, _ARCHITECTURE
     yield _EQUAL, 1, 0, machine.architecture

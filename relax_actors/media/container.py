@@ -55,13 +55,13 @@ def opened(source: Source, kind: str) -> Iterator[Any]:
 
 
 def decoder_of(source: Source, stream: Any) -> Any:
-    """Return the decoder of a stream; raises RowError if FFmpeg knows none, e.g. for a damaged codec name."""
+    """Return a stream's decoder; raises RowError if FFmpeg has none."""
     if stream.codec_context is None:
         source.refuse(f"stream {stream.index} of the file has no codec that is read; convert it, or it is damaged")
     return stream.codec_context
 
 
 def check_end(source: Source, seconds: float, expected: float, step: float = 0.0) -> None:
-    """Raise RowError for a file that ends long before the duration in its header; `step` is a frame's time."""
+    """Raise RowError for a file that ends before its header's duration."""
     if seconds < expected * (1 - LATE) - LATE_SECONDS - 2 * step:
         source.refuse(f"the file is truncated: it ends after {seconds:.1f} s of {expected:.1f} s")

@@ -20,7 +20,7 @@ RATES = (1000, 384_000)
 def decode_audio(
     source: Source, settings: AudioSection, part: tuple[float, float | None], longest: float = math.inf
 ) -> tuple[np.ndarray, int] | None:
-    """Return the samples of a part of a sound, [samples] float32 in -1..1, and their rate; None without a sound.
+    """Return a part of a sound, [samples] float32 in -1..1, and its rate; or None.
 
     Raises:
         RowError: it cannot be decoded, exceeds a limit, or is longer than `longest` seconds.
@@ -56,7 +56,7 @@ def _check_longest(source: Source, seconds: float, longest: float) -> None:
 
 
 def _decode(source: Source, container: Any, stream: Any, settings: AudioSection, seconds: float) -> np.ndarray:
-    """Return one channel `[samples] float32` of the first seconds, and up to one more; raises RowError."""
+    """Return one channel of the first seconds, `[samples] float32`; raises RowError."""
     # Only the format of the samples changes here; FFmpeg's own mixing and resampling are not used.
     floats = av.AudioResampler(format="fltp")
     stream.codec_context.thread_count = 1

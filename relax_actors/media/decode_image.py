@@ -51,7 +51,7 @@ def decode_image(source: Source) -> np.ndarray:
 
 
 def _decode(source: Source, flags: int) -> np.ndarray:
-    """Decode an image; raises RowError if it is damaged, MemoryError if its pixels need too much memory."""
+    """Decode an image; raises RowError if damaged, MemoryError if too large."""
     try:
         image = cv2.imdecode(np.frombuffer(source.data, np.uint8), flags)
     except cv2.error as error:
@@ -94,7 +94,7 @@ def _difference(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _check_whole(source: Source, header: ImageHeader) -> None:
-    """Raise RowError for a truncated file without its end marker, which some decoders fill with grey."""
+    """Raise RowError for a file without its end marker: decoders would fill it with grey."""
     tail = source.data[-4096:]
     cut = (header.format == "jpeg" and b"\xff\xd9" not in tail) or (header.format == "png" and b"IEND" not in tail)
     if cut:

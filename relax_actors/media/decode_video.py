@@ -69,7 +69,7 @@ class Clip:
 
 
 def read_timeline(source: Source, part: tuple[float, float | None]) -> Timeline:
-    """Return the times of all frames of a part of a video, undecoded; raises RowError if none or too many."""
+    """Return the times of a video part's frames, undecoded; raises RowError."""
     with opened(source, "a video") as container:
         stream = _stream(source, container)
         times: list[float] = []
@@ -165,7 +165,7 @@ def decode_frames(
 
 
 def _decoded(source: Source, container: Any, stream: Any) -> Iterator[Any]:
-    """Decode frames; the decoder refuses those of more than its `max_pixels` with EINVAL before it decodes them."""
+    """Decode frames; the decoder refuses too many pixels with EINVAL beforehand."""
     count = 0
     try:
         for frame in container.decode(stream):

@@ -130,16 +130,24 @@ class _Builder:
 
     def medium(self, medium: Features) -> None:
         """Add an image, a video, or a sound."""
+        ids, spec = self.family.ids, self.family.spec
+        if spec.brackets:
+            self.text([ids["vision_start"]])
         self.starts.append(len(self.tokens))
         if not medium.visual:
             count = self._sound_tokens(medium)
-            self.text([self.family.ids[medium.kind]] * count)
-        elif medium.timestamps and self.family.spec.timestamp:
+            self.text([ids[medium.kind]] * count)
+        elif spec.positions.sections == "one axis" and self.family.vision is not None:
+            count = int(np.prod(medium.grid)) // self.family.vision.merge**2
+            self.text([ids[medium.kind]] * count)
+        elif medium.timestamps and spec.timestamp:
             count = self._timed_video(medium)
         else:
             places = vision_positions(medium.grid, self.family, medium.seconds_per_grid or None)
             count = int(places.shape[1])
-            self._vision([self.family.ids[medium.kind]] * count, places, medium.grid)
+            self._vision([ids[medium.kind]] * count, places, medium.grid)
+        if spec.brackets:
+            self.text([ids["vision_end"]])
         self.counts.append(count)
 
     def _sound_tokens(self, medium: Features) -> int:
@@ -149,7 +157,7 @@ class _Builder:
         return self.family.audio.tokens(int(medium.grid[0]))
 
     def _timed_video(self, medium: Features) -> int:
-        """Add a video whose temporal patches follow their times as text; returns the number of placeholders."""
+        """Add a video with times as text; returns the number of placeholders."""
         ids, writer = self.family.ids, Timestamps(self.tokenizer, self.family.spec.timestamp)
         frame = np.array([1, *medium.grid[1:]])
         places = vision_positions(frame, self.family, None)

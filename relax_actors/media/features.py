@@ -1,4 +1,4 @@
-"""Features of one medium: uint8 patches of an image or video, log-mel spectrogram of a sound."""
+"""Features of a medium: uint8 patches, or the log-mel spectrogram of a sound."""
 
 from __future__ import annotations
 

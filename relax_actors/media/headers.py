@@ -44,7 +44,7 @@ _PACKET = 188
 
 
 def container_of(head: bytes) -> str | None:
-    """Return FFmpeg's name of the container of a video or sound; None if it is none that is read."""
+    """Return FFmpeg's name of a file's container; None if it is not read."""
     for offset, magic, name in CONTAINERS:
         if head[offset : offset + len(magic)] == magic:
             return name
@@ -81,7 +81,7 @@ def unread_image(head: bytes) -> str:
 
 
 def image_header(data: bytes) -> ImageHeader | None:
-    """Return the header of an image; None if it is no PNG, JPEG, GIF, WebP, TIFF or BMP, or cut off within it."""
+    """Return the header of an image; None for other, or cut-off, files."""
     try:
         for magic, read in READERS:
             if data.startswith(magic):

@@ -1,4 +1,4 @@
-"""Decoded media for reward functions: pixels, frames and samples as the model's preprocessing decodes them."""
+"""Decoded media for reward functions, as the model's preprocessing decodes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMITS = LimitsSection()
 
 
 def load_image(path: Path | str) -> np.ndarray:
-    """Return an image, `[height, width, 3] uint8` in RGB, e.g. `load_image(prompt.media[0].path)`.
+    """Return an image, `[height, width, 3] uint8`: `load_image(prompt.media[0].path)`.
 
     Raises:
         RowError: it cannot be decoded or exceeds the default limits.

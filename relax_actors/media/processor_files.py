@@ -30,7 +30,7 @@ FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processo
 
 @dataclass(frozen=True, slots=True)
 class ProcessorFiles:
-    """Settings of the processors of images, videos and sounds, each with its file; empty where there is none."""
+    """Settings of processors of images, videos and sounds, with their files."""
 
     where: str
     image: dict[str, Any]
@@ -67,6 +67,10 @@ class ProcessorFiles:
         low = part.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels") or default[0]
         high = part.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or default[1]
         return int(low), int(high)
+
+    def tiles(self, default: tuple[int, int]) -> tuple[int, int]:
+        """Return the least and the most tiles of an image."""
+        return int(self.image.get("min_patches", default[0])), int(self.image.get("max_patches", default[1]))
 
 
 def read_processor_files(folder: Path) -> ProcessorFiles:

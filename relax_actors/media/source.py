@@ -46,7 +46,7 @@ class Source:
             self.refuse(f"{width} x {height} pixels exceed the limit of {most} pixels; reduce it or raise the limit")
 
     def check_resized(self, height: int, width: int) -> None:
-        """Check the size that an image is resized to, as its row may ask; raises RowError for too many pixels."""
+        """Check the resized size of an image; raises RowError for too many pixels."""
         if width * height > (most := self.limits.max_pixels):
             self.refuse(
                 f"its settings enlarge it to {width} x {height} pixels, more than the limit of {most} pixels; lower "

@@ -21,7 +21,7 @@ class Written:
 
 
 def missing_characters(tokenizer: Tokenizer, template: str) -> str:
-    """Return the characters of timestamps that a tokenizer cannot write; empty if it can write all of them."""
+    """Return the characters of timestamps that a tokenizer lacks; empty if none."""
     written = template.format(seconds=_ALL_DIGITS)
     if _writes(tokenizer, written):
         return ""

@@ -1,4 +1,4 @@
-"""Cells that the built-in roles exchange: one dataclass for each column and each numbered cell.
+"""Cells of the built-in roles: a dataclass for each column and numbered cell.
 
 Arrays are NumPy, so a role can read a row without importing torch. In shapes, `n` is the number of samples of a row and
 `total` the number of own tokens of all their sequences, concatenated in order. `Trajectory` has a module of its own.
@@ -200,7 +200,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Column `quarantined`: role that failed on the row, number of its attempts, and the last error."""
+    """Column `quarantined`: the role that failed, its attempts, and the last error."""
 
     role: str
     deliveries: int
@@ -217,7 +217,7 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True)
 class Redelivery:
-    """Column `redeliver-<role>` of a row that the role lost: the row is delivered to the role again."""
+    """Column `redeliver-<role>`: the role gets a row that it lost again."""
 
     role: str
     stored_at: int
@@ -233,7 +233,7 @@ class Readmitted:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Cell `batch.<step>`: the rows that a step trains, in order, written before the optimizer step.
+    """Cell `batch.<step>`: rows of a step, in order, written before the optimizer step.
 
     Attributes:
         rows: indices of the rows within the step.
@@ -268,7 +268,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Cell `weights.<version>`: a weight version, published when all of its files are in the store.
+    """Cell `weights.<version>`: published when all files of the version are in the store.
 
     `base_version` is the version that the files are a delta to; None for a full set. `kl_coefficient` is that of the KL
     in the reward of rows whose newest token this version sampled; None where it does not adapt. `tensors` holds 2 bytes
@@ -297,7 +297,7 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Cell `checkpoint.<version>`: a durable checkpoint; `totals` counts the deleted rows of steps below `floor`.
+    """Cell `checkpoint.<version>`; `totals` counts the deleted rows below `floor`.
 
     Cell `critic_checkpoint.<version>` is one of the critic: its `floor` is the version, and it deletes no rows.
     `device` computed it: "cpu", or "cuda" with the name of the GPU; empty if it is unknown.
@@ -314,7 +314,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CriticVersion:
-    """Cell `critic.<version>`: fingerprint of the critic's weights before the batch of step `version`."""
+    """Cell `critic.<version>`: fingerprint of the critic before step `version`."""
 
     version: int
     fingerprint: str
@@ -338,7 +338,7 @@ class SetResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Cell `evaluation.<version>`: mean reward of the `rows` held-out rows of the version that were scored, and by set.
+    """Cell `evaluation.<version>`: mean reward of `rows` scored held-out rows, and by set.
 
     The answers are in the file `evaluations/<version>.jsonl` of the evaluator's run folder.
     """

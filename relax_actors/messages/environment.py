@@ -54,7 +54,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Take a turn: pass what the model wrote to the environment. A repeated turn gets the same answer.
+    """Take a turn with what the model wrote; a repeated turn gets the same answer.
 
     Attributes:
         session: name of the session.
@@ -127,7 +127,7 @@ class EnvironmentAnswer:
 
     @property
     def digest(self) -> str:
-        """Hash of observation, rewards, player and end, by which a replay is compared with the record."""
+        """Hash of observation, rewards, player and end, to compare a replay with the record."""
         plain = [
             _hashed(self.messages),
             self.reward,
@@ -154,7 +154,7 @@ def _hashed(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentAnswers:
-    """Answers that are ready. A request gets several messages; one without answers reports that the actor works on it.
+    """Answers that are ready; an empty message reports that the actor works.
 
     Attributes:
         answers: answers to operations of the request.

@@ -1,4 +1,4 @@
-"""Compact storage of the experts chosen for each token, which a rollout records for router replay (R3).
+"""Compact storage of each token's experts, recorded for router replay (R3).
 
 Engines use `[tokens, moe_layers, experts_per_token] int16`, -1 where unknown. Trajectories store uint8 where possible.
 """
@@ -17,7 +17,7 @@ _MISSING_BYTE = 255
 
 
 def compact(chosen: Array) -> Array:
-    """Convert experts for storage: uint8 with 255 for unknown if no number is above 254, else int16 with -1."""
+    """Convert experts for storage: uint8 up to 254 with 255 for unknown, else int16 with -1."""
     if chosen.max(initial=MISSING) >= _MISSING_BYTE:
         return chosen.astype(np.int16)
     return np.where(chosen < 0, _MISSING_BYTE, chosen).astype(np.uint8)
@@ -32,7 +32,7 @@ def expand(stored: Array) -> Array:
 
 
 def split_prompt_experts(samples: Sequence[Array], prompt_tokens: int) -> tuple[Array, Array]:
-    """Split the experts of samples of one prompt into prompt and completions; equal prompt parts are stored once.
+    """Split experts of samples into prompt and completions; equal prompts are stored once.
 
     Args:
         samples: `[prompt_tokens + len - 1, layers, experts_per_token]` of each sample, in token order.
@@ -72,7 +72,7 @@ def invalid_reason(chosen: Array, experts: int) -> str:
 def store_experts(
     recorded: Sequence[tuple[Array | None, int]], prompt_tokens: int
 ) -> tuple[Array | None, Array | None]:
-    """Encode the experts of sequences that share leading tokens of a prompt; equal prompt parts are stored once.
+    """Encode experts of sequences with common prompt tokens, stored once if equal.
 
     Args:
         recorded: experts of each sequence, `[len - 1, layers, experts_per_token]`, and its leading prompt tokens.

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 def flatten_samples(prompt_tokens: Array, samples: Sequence[Sample], fingerprints: Mapping[int, str]) -> dict[str, Any]:
-    """Return the fields of the `Trajectory` of some samples; arguments and errors are those of `Trajectory.of`."""
+    """Return the fields of the `Trajectory` of samples; see `Trajectory.of`."""
     if not samples:
         msg = "a trajectory has no samples; give the row at least one"
         raise ValueError(msg)
@@ -86,7 +86,7 @@ def _count_shared(prompt: Array, sequence: TokenSequence) -> int:
 
 
 def _entropies(own: Sequence[tuple[TokenSequence, int]]) -> Array | None:
-    """Concatenate the entropies of own tokens; None unless they are known of all sequences with sampled tokens."""
+    """Concatenate the entropies of own tokens; None unless all are known."""
     known = [s.entropies is not None for s, _ in own if s.sampled.any()]
     if not known or not all(known):
         return None
@@ -101,7 +101,7 @@ def _turn_rewards(samples: Sequence[Sample]) -> Array | None:
 
 
 def _int32(array: Array, name: str) -> Array:
-    """Convert integers to int32; raise ValueError for other kinds and for numbers that do not fit."""
+    """Convert integers to int32; raises ValueError if that changes them."""
     bounds = np.iinfo(np.int32)
     if array.dtype.kind not in "iu" or (len(array) and (array.min() < bounds.min or array.max() > bounds.max)):
         msg = f"{name} are {array.dtype}; give integers that fit in int32"

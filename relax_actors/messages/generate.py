@@ -1,4 +1,4 @@
-"""Requests between the gateway and rollout actors: NATS requests, answered once, never stored."""
+"""Requests between gateway and rollout actors over NATS: answered once, never stored."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class GenerateCall:
 
 @dataclass(frozen=True, slots=True)
 class GeneratePiece:
-    """Tokens of an answer that is being generated. The `GenerateAnswer` that follows has all of them.
+    """New tokens of an answer; the `GenerateAnswer` that follows has all of them.
 
     Attributes:
         start: position of the first of the tokens in the answer. Tokens that an engine had to sample again come again.
@@ -197,7 +197,7 @@ def _fields(choice: Choice) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class GenerateAnswer(Choice):
-    """The answers of the policy to a call, the first one in its own fields, or why there is none.
+    """Answers to a call, the first one in its own fields; or why there is none.
 
     Attributes:
         refusal: a `Refusal`; empty if there is an answer.

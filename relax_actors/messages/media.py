@@ -1,4 +1,4 @@
-"""Media of a prompt: what the row names (`MediaSource`), and what the role `media` makes of it (`PreparedPrompt`)."""
+"""Media of a prompt: named by the row (`MediaSource`), or prepared (`PreparedPrompt`)."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class ObservedMedia:
-    """Media of an observation: what a sequence reads after its prompt, between two turns of the model.
+    """Media of an observation, which a sequence reads between two turns of the model.
 
     Attributes:
         start: index in the sequence of the observation's first token.

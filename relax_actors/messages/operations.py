@@ -46,7 +46,7 @@ class OperationRequest:
 
 @dataclass(frozen=True, slots=True)
 class OperationPlan:
-    """What an operation changes, fixed when it begins, so that a repeated step changes nothing more.
+    """Changes of an operation, fixed at its beginning, so that steps are repeatable.
 
     Attributes:
         node: number of the node.
@@ -73,7 +73,7 @@ class OperationPlan:
 
 @dataclass(frozen=True, slots=True)
 class OperationStep:
-    """Cell `operation.<number>`: an operation enters a state. The cells of all operations are numbered together.
+    """Cell `operation.<number>`: an operation enters a state; numbered over all operations.
 
     Attributes:
         operation: number of the operation, that of its first cell.

@@ -1,4 +1,4 @@
-"""Parts of a trajectory that are compared: what a player has read and written, as a trajectory of its own."""
+"""Parts of a trajectory that are compared: each player's, as trajectories."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PlayerPart:
     trajectory: Trajectory
 
     def reward(self, whole: Reward) -> Reward:
-        """Return the players' part of the rewards of the row: their components, or else the rewards of the samples."""
+        """Return the players' part of a row's rewards: their components, or the samples'."""
         both = zip(self.players, self.samples.tolist(), strict=True)
         values = np.array([whole.components.get(player, whole.values)[i] for player, i in both], whole.values.dtype)
         tokens = None if whole.token_values is None else whole.token_values[self.tokens]
@@ -40,7 +40,7 @@ class PlayerPart:
 
 
 def parts_of(trajectory: Trajectory, rivals: Collection[str] = ()) -> list[PlayerPart]:
-    """Return the parts that are compared, in the order in which they appear; each has trained tokens.
+    """Return the compared parts in order of appearance; each has trained tokens.
 
     A player is compared with itself in the other samples of the row.
 

@@ -1,4 +1,4 @@
-"""Requests to the actors that host ranks of a trainer on other nodes, and their answers. No stream stores them."""
+"""Requests to actors that host a trainer's ranks on other nodes; not stored."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def said(messages: object) -> list[tuple[str, str]]:
 
 
 def _content(message: dict[str, Any]) -> str:
-    """Return the text of a message; a medium in it as its kind in brackets, a call of a tool with its arguments."""
+    """Return a message's text, with media as `[kind]` and calls of tools in full."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
     texts = [_part(part) for part in parts if part]

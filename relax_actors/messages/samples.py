@@ -166,7 +166,7 @@ MAX_ITEMS = 1 << 20
 
 
 def pack_conversations(conversations: Sequence[Sequence[dict[str, Any]]]) -> NDArray[np.uint8]:
-    """Return conversations, lists of chat messages, as `[bytes] uint8`; raises ValueError if no plain data."""
+    """Return conversations as `[bytes] uint8`; raises ValueError for other than plain data."""
     try:
         return np.frombuffer(msgpack.packb([list(c) for c in conversations], use_bin_type=True), np.uint8)
     except (TypeError, OverflowError) as error:
@@ -196,7 +196,7 @@ def unpack_conversations(packed: NDArray[Any], samples: int) -> list[list[dict[s
 
 
 def sampling_versions(versions: Array) -> list[int]:
-    """Versions that sampled tokens, ascending, of `[total]` integers, -1 where no policy sampled the token."""
+    """Ascending versions that sampled tokens, of `[total]` integers with -1 for none."""
     if len(versions) and versions[0] >= 0 and (versions == versions[0]).all():
         return [int(versions[0])]
     sampled_by: list[int] = np.unique(versions[versions >= 0]).tolist()

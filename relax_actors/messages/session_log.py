@@ -1,4 +1,4 @@
-"""Cells `turns.0.<k>` of a row: the turns of its samples and what became of them, from which an actor goes on."""
+"""Cells `turns.0.<k>` of a row: turns of its samples, from which an actor continues."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class SessionState:
 
 @dataclass(frozen=True, slots=True)
 class SessionLog:
-    """Cell `turns.0.<k>`: what happened to the samples of a row since the cell before it, turns before states.
+    """Cell `turns.0.<k>`: events of a row since the previous cell, turns before states.
 
     Attributes:
         turns: turns, those of a sample in order.

@@ -13,7 +13,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class TeacherScores:
-    """Log-probs of a teacher for the trained tokens of a row, in the layout of the trajectory's tokens.
+    """Log-probs of a teacher for a row's trained tokens, in the trajectory's layout.
 
     Attributes:
         logprobs: `[total] float32`, of the tokens themselves; 0 where a token is not trained.
@@ -69,7 +69,7 @@ class TeacherScores:
         return ""
 
     def expanded(self, mask: Array) -> tuple[Array, Array] | None:
-        """Return `top_ids` and `top_logprobs` as `[total, k]`, 0 where a token is not trained; None without top-k."""
+        """Return `top_ids` and `top_logprobs` as `[total, k]`, 0 if untrained; or None."""
         if self.top_ids is None or self.top_logprobs is None:
             return None
         shape = (len(mask), self.top_ids.shape[1])

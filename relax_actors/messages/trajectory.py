@@ -184,7 +184,7 @@ class Trajectory:
 
     @property
     def turn_numbers(self) -> Array:
-        """Number of each token's generation in its sample, `[total] int64`; a token between two has that before it."""
+        """Number of each token's turn in its sample, `[total] int64`; observations count back."""
         begins = np.zeros(len(self.token_ids) + 1, np.int64)
         begins[self.turn_spans[:, 0]] = 1
         before = np.concatenate([[0], np.cumsum(begins)])
@@ -206,7 +206,7 @@ class Trajectory:
         return bool((self.versions >= 0).any())
 
     def staleness(self, step: int) -> int:
-        """Steps from the oldest version that sampled a trained token to `step`; 0 for an example from the data."""
+        """Steps from the oldest version of a trained token to `step`; 0 for an example."""
         return step - int(self.versions[self.trained].min()) if self.is_sampled else 0
 
     @property
@@ -275,7 +275,7 @@ class Trajectory:
             )
 
     def expanded_experts(self) -> tuple[Array, Array] | None:
-        """Experts of the prompt and of the own tokens as `join_experts` takes them; None if none were recorded."""
+        """Experts of prompt and own tokens for `join_experts`; None if not recorded."""
         if self.prompt_experts is None or self.routed_experts is None:
             return None
         return expand(self.prompt_experts), expand(self.routed_experts)

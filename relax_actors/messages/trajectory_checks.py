@@ -60,7 +60,7 @@ def _types(flat: Flat) -> None:
 
 
 def _size(flat: Flat) -> None:
-    """Check how much the sequences take, which a small cell can make much: each repeats the prompt."""
+    """Check the size of sequences: each repeats the prompt, so small cells can be large."""
     if len(flat.lengths) > MAX_SEQUENCES:
         msg = f"a trajectory has {len(flat.lengths)} sequences, more than {MAX_SEQUENCES}"
         raise ValueError(msg)

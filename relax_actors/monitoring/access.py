@@ -1,4 +1,4 @@
-"""How a command on this machine reaches the broker of a run that was started elsewhere, e.g. in containers.
+"""Access of a command on this machine to the broker of a run started elsewhere.
 
 Such a run records a host name of its own network and a folder of its own containers.
 """
@@ -71,7 +71,7 @@ def address_for(folder: RunFolder, settings: SavedSettings, user: str, access: A
 
 
 def unknown_hosts(url: str) -> str:
-    """Return the host names of a broker's servers if this machine knows none of them, else an empty string."""
+    """Return a broker's host names if this machine knows none, else an empty string."""
     hosts = [urlsplit(server).hostname or "" for server in url.split(",")]
     for host in hosts:
         try:

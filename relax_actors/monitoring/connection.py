@@ -145,7 +145,7 @@ def connected(run: str, access: Access | None = None, *, copy: Path | None = Non
 
 @contextmanager
 def observed(run: str, access: Access, *, start: bool = True) -> Iterator[Observed]:
-    """Connect to the broker of a run as an observer; with `access.broker` its folder may be on another machine.
+    """Connect to a run's broker as observer; with `access.broker` from any machine.
 
     With `start` an embedded broker that is not up is started, which keeps others from the folder of the run meanwhile.
 
@@ -179,7 +179,7 @@ def observed(run: str, access: Access, *, start: bool = True) -> Iterator[Observ
 def _reached(
     folder: RunFolder, settings: SavedSettings, user: str, access: Access, copy: Path | None = None
 ) -> Iterator[Observed]:
-    """Connect to the broker of a run; an embedded one that is not up is started, or its copy, for its operator."""
+    """Connect to a run's broker; start an embedded one that is down, or its copy."""
     logs.configure(logging.WARNING)
     address = address_for(folder, settings, user, access)
     live = _is_external(settings, access) or is_listening(address)
@@ -199,7 +199,7 @@ def _reached(
 
 
 def _copy_broker(folder: RunFolder, settings: SavedSettings, copy: Path) -> None:
-    """Copy an embedded broker that is not up, and stays down meanwhile; raises ConfigError if it is in use."""
+    """Copy an embedded broker that stays down meanwhile; raises ConfigError if in use."""
     try:
         with (folder.root / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -221,7 +221,7 @@ def _is_unused(folder: RunFolder) -> bool:
 
 
 def _locked(folder: RunFolder, settings: SavedSettings) -> IO[str]:
-    """Lock the folder of a run whose embedded broker is silent; raises ConfigError if another process has it."""
+    """Lock a run's folder while its embedded broker is down; raises ConfigError."""
     try:
         return folder.lock()
     except ConfigError as error:
@@ -243,7 +243,7 @@ def _is_external(settings: SavedSettings, access: Access) -> bool:
 
 
 async def require_run(connection: Connection, subjects: Subjects) -> None:
-    """Raise ConfigError if the broker has no table of the run, so that none is created on a wrong server."""
+    """Raise ConfigError if the broker has no table of the run."""
 
     async def look() -> bool:
         with suppress(NotFoundError):
@@ -260,7 +260,7 @@ async def require_run(connection: Connection, subjects: Subjects) -> None:
 
 
 def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path | None) -> tuple[str, Address]:
-    """Return name and broker address of a run, for an observer: by its folder, or by `url` and the run's name.
+    """Return a run's name and broker address for an observer, by folder or `url`.
 
     `credentials` is a folder written by `relax keys` or a .creds file, and `ca` the certificate of its authority.
 

@@ -1,4 +1,4 @@
-"""Examination of a run: reads its broker, table, leases and log, and says in plain words what is wrong."""
+"""Examination of a run: reads broker, table, leases and log, and says what is wrong."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def operator_of(run: str | None, url: str, credentials: Path | None, ca: Path | 
 
 @contextmanager
 def connected_by_address(run: str, address: Address) -> Iterator[Connected]:
-    """Connect as the operator to a run whose folder this machine may lack; its settings come from the broker.
+    """Connect as the operator to a run without its folder; the broker has its settings.
 
     Raises:
         ConfigError: the broker has no such run.
@@ -137,7 +137,7 @@ def _why_down(at: Connected, ledger: Ledger) -> str:
 
 
 def _lost_rows(at: Connected) -> dict[str, list[RowId]]:
-    """Return the rows by the role that they were delivered to again; see `supervision/lost_rows.py`."""
+    """Return rows delivered again, by role; see `supervision/lost_rows.py`."""
     columns = {role: f"{at.table.subjects.prefix}.*.*.*.{redelivery_column(role)}" for role in role_names(at.config)}
     return {role: [cell.row for cell in at.table.list_cells(column)] for role, column in columns.items()}
 
@@ -176,7 +176,7 @@ async def _newest_metrics(table: Table, roles: Iterable[str]) -> dict[str, dict[
 
 
 def _consumers(at: Connected, record: RunRecord, leases: health.Leases) -> Iterator[Finding]:
-    """Find consumers that are missing, and rows that wait for a role although nobody fetches them.
+    """Find missing consumers, and waiting rows that nobody fetches.
 
     The record of the run names the consumers of each role, and is published when they exist. This machine may lack the
     classes of the user's roles.

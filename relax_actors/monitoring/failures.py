@@ -1,4 +1,4 @@
-"""Failures of a run as a person reads them: one sentence an event, and counts by role and error."""
+"""Failures of a run for people: a sentence an event, and counts by role and error."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class FailureCounts:
         return [_summary(role, count) for (role, _), count in list(self._counts.items())]
 
     def due(self, now: float) -> list[str]:
-        """Return the lines to print now: a new failure at once, a known one every `LINE_SECONDS` while it goes on."""
+        """Return the lines to print now: new failures, and known ones every `LINE_SECONDS`."""
         lines = []
         for (role, _), count in list(self._counts.items()):
             if count.changed and now - count.printed_at >= LINE_SECONDS:

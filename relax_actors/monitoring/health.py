@@ -1,4 +1,4 @@
-"""What is wrong with a run, decided from what was read of it (see `relax_actors.monitoring.examination`)."""
+"""What is wrong with a run, decided from `monitoring.examination`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Leases = Mapping[str, dict[str, Any]]
 
 
 def supervision(config: Config, leases: Leases) -> Iterator[Finding]:
-    """Find dead supervisors and nodes, processes that do not come up, and roles without an actor."""
+    """Find dead supervisors and nodes, slow starts, and roles without an actor."""
     if "root.0" not in leases:
         yield Finding(
             f"no `relax up` supervises run {config.run.name}: it ended, or is cut off from the broker; start the same "
@@ -121,7 +121,7 @@ def progress(config: Config, ledger: Ledger, leases: Leases, now: float) -> Iter
 
 
 def table(fill: Fill, stall: str) -> Iterator[Finding]:
-    """Find a table without room; `stall` is what the trainer reported last about a full table, if anything."""
+    """Find a table without room; `stall` is the trainer's last report of it."""
     if fill.max_size and fill.size > FULL * fill.max_size:
         share = round(100 * fill.size / fill.max_size)
         yield Finding(f"stalled: {stall}" if stall else f"the table is {share} % full; raise broker.max_bytes")
@@ -141,7 +141,7 @@ def lost(rows: Mapping[str, Collection[RowId]]) -> Iterator[Finding]:
 
 
 def quarantine(run: str, rows: Iterable[tuple[RowId, Quarantined]], ledger: Ledger) -> Iterator[Finding]:
-    """Count quarantined rows by role, with the last error of each; a problem from one row in a hundred on."""
+    """Count quarantined rows by role, with the last errors; a problem from 1 % on."""
     counts: Counter[str] = Counter()
     errors: dict[str, str] = {}
     for _, cell in rows:

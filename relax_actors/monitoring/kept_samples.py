@@ -10,7 +10,7 @@ from relax_actors.runtime.run_folder import RunFolder
 
 
 def kept_evaluation(folder: RunFolder, version: int | None = None) -> Evaluated:
-    """Read the answers of a version, or of the newest that was evaluated, to its held-out prompts.
+    """Read a version's answers to held-out prompts, the newest by default.
 
     Raises:
         ConfigError: the version was not evaluated, or its file cannot be read.

@@ -32,7 +32,7 @@ def age(lease: dict[str, Any]) -> str:
 
 
 def code_of(lease: dict[str, Any]) -> str:
-    """Return the beginning of the version of the user's code that an actor runs; empty if it runs none."""
+    """Return the short version of the user's code in an actor; empty without."""
     version = lease.get("code")
     return version[:SHOWN_VERSION] if isinstance(version, str) else ""
 
@@ -50,7 +50,7 @@ def activity(lease: dict[str, Any]) -> str:
 
 
 def run_waits_for(nodes: Mapping[str, dict[str, Any]], lease: dict[str, Any] | None, role: str = "trainer") -> str:
-    """Describe what a run that makes no step waits for: processes that start, or what the trainer waits for.
+    """Describe what a run without steps waits for: starts, or the trainer's wait.
 
     `role` takes the trainer's place: the evaluator in a run without steps. `lease` is that role's, if it has one.
     """

@@ -62,7 +62,7 @@ class LogMessage:
 
     @classmethod
     def parse(cls, subject: str, data: bytes) -> Self | None:
-        """Parse a message; None if it is neither an event nor a metric, or larger than a journal writes."""
+        """Parse a message; None unless it is an event or metric of valid size."""
         tokens = subject.split(".")
         is_event = tokens[2:3] == ["event"]
         if len(tokens) != (EVENT_TOKENS if is_event else METRIC_TOKENS) or tokens[2] not in ("event", "metric"):
@@ -86,7 +86,7 @@ class LogMessage:
         return f"{self.role}.{self.n}"
 
     def numbers(self) -> dict[str, float]:
-        """Return the finite measurements by name, without fields that identify the message; at most `MAX_NUMBERS`."""
+        """Return finite measurements by name, without ids; at most `MAX_NUMBERS`."""
         pairs = (
             (name, float(value))
             for name, value in self.body.items()
@@ -118,7 +118,7 @@ def _is_measurement(name: str) -> bool:
 
 
 def _claim(role: str, n: str, kind: str, body: dict[str, Any]) -> str:
-    """Return what a body falsely says to be; empty if it agrees with its subject and its role may publish its kind."""
+    """Return what a body falsely claims; empty if it fits its subject and role."""
     said_role, said_n, said_kind = (_text(body.get(*field)) for field in (("role", role), ("n", n), ("kind", kind)))
     if (said_role, said_n) != (role, n):
         return printable(f"{said_role}.{said_n}")

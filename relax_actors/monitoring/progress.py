@@ -158,7 +158,7 @@ class Progress:
             self.step_times.append((at, self.step))
 
     def _supervised(self, supervisor: str, numbers: dict[str, int]) -> None:
-        """Record the restarts that a supervisor has counted; one that was restarted itself counts from 0 again."""
+        """Record a supervisor's count of restarts, which its own restart resets."""
         for name, n in self.supervised.get(supervisor, {}).items():
             known = name in self.ended_supervisors or len(self.ended_supervisors) < MAX_ACTORS
             if numbers.get(name, 0) < n and known:
@@ -173,7 +173,7 @@ class Progress:
 
     @property
     def restarts(self) -> int:
-        """Number of restarts of all processes since this `relax up`, or since the monitor follows it."""
+        """Restarts of all processes since this `relax up`, or since monitoring began."""
         return sum(self.restarted.values())
 
     @property

@@ -22,7 +22,7 @@ WARMUP_SHARE = 0.1
 
 
 def read_metrics(table: Table, role: str, kind: str = "") -> list[dict[str, Any]]:
-    """Return the metrics of one kind that the actors of a role published, in order; false claims are left out.
+    """Return metrics of one kind of a role's actors, in order, without false claims.
 
     Metrics about an actor itself have the kind "".
     """

@@ -15,7 +15,7 @@ HIDDEN = ("dropped", "quarantined", "requeued", "readmitted")
 
 
 def roles_of(at: Connected) -> list[dict[str, Any]]:
-    """Return the roles of a run in their start order, as JSON; imports the classes of the user's roles.
+    """Return a run's roles in start order, as JSON; imports users' classes.
 
     Attributes of an entry: `role`, `reads` and `writes` (columns), `is_single`, `is_built_in`, and `actors`, each with
     `actor`, `node`, `phase`, `handled` (rows since its start) and `code` (version of the user's code; empty without).

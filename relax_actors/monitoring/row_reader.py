@@ -66,7 +66,7 @@ class RowReader:
         return None if self._store is None else self._store.reader()
 
     def stored(self, uri: str) -> Path | None:
-        """Return the path of a file of the store, if it is on this machine; raises StoreError if it is outside."""
+        """Return the path of a store's file if it is here; raises StoreError if outside."""
         return None if self._store is None else self._store.path(uri)
 
     async def row(self, connection: Connection, row: RowId) -> RowCells | None:

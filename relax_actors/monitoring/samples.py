@@ -1,4 +1,4 @@
-"""Prompts, completions and rewards of a run's rows, read from its table and its record as an observer.
+"""Prompts, completions and rewards of rows, read from table and record.
 
 Cells come from other processes: a field of another type is left out, and a text is printed by `relax_actors.printable`
 only.
@@ -102,7 +102,7 @@ class SampleReader:
         return [shown for row in names[-last if last else 0 :] if (shown := self._row(row)) is not None]
 
     def detail(self, row: RowId) -> RowDetail | None:
-        """Return everything about a row of table or record, or None; raises RecordError if it is damaged."""
+        """Return everything about a row, or None; raises RecordError."""
         cells = self._connection.call(self.reader.row(self._connection, row), 60)
         return None if cells is None else detail_of(cells, self.reader.spell)
 
@@ -120,7 +120,7 @@ class SampleReader:
         return max(steps, default=None)
 
     async def _list(self, step: int | None) -> list[RowId]:
-        """List rows in the order of their samples' rewards; in that of the samples themselves if none is scored."""
+        """List rows in the order of their rewards, else of their samples."""
         # Rewards are small; a step has few rows, so that those without a reward can be listed, too.
         for column in ("reward", "trajectory") if step is None else ("trajectory",):
             filters = [self._subjects.column(column, kind, "*" if step is None else step) for kind in ROW_KINDS]

@@ -12,7 +12,7 @@ from relax_actors.printable import printable_lines
 
 
 class Screen(Console):
-    """Console that writes no control character but those of rich, and reads no markup in strings.
+    """Console without control characters but rich's, and without markup in strings.
 
     Whatever is printed, every piece of text passes `printable_lines`. Values that stand in one line or one cell of a
     table pass `printable` before, which also escapes their newlines.

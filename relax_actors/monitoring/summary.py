@@ -120,7 +120,7 @@ def accounting(ledger: Ledger) -> dict[str, Any]:
 
 
 def read_curves(table: Table, ledger: Ledger, *, from_data: bool) -> Curves:
-    """Read the curves of a run: its rewards, or, if rows come from data, the losses that the trainer reported."""
+    """Read a run's curves: rewards, or losses if rows come from data."""
     evaluations: list[Evaluation] = []
     for _, cell in table.snapshot([table.subjects.numbered("evaluation", "*")]):
         with suppress(CodecError):

@@ -28,7 +28,7 @@ MAX_GPUS = 64
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A supervised process as its supervisor reports it; a field is None where nobody reports it.
+    """A supervised process as reported; unknown fields are None.
 
     Attributes:
         name: its name, such as `rollout.0`.
@@ -56,7 +56,7 @@ class Process:
 
     @classmethod
     def of(cls, name: str, state: Any, gpus: Any = None, lease: Mapping[str, Any] | None = None) -> Process:
-        """Return a process from its state in the lease of its supervisor, and from its own lease if it has one.
+        """Return a process from its supervisor's lease and, if any, its own.
 
         Any client of the broker can write a lease, so no field is trusted.
         """

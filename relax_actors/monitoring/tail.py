@@ -25,7 +25,7 @@ class _RunOverError(Exception):
 
 
 def print_messages(subject: str, run: str | None, access: Access, *, history: bool, count: int) -> None:
-    """Print the stored messages of a subject until interrupted, or to the end of a run that is not up any more.
+    """Print a subject's stored messages until interrupted, or the run's end.
 
     With `history` it starts with the stored messages instead of the next one; it returns after `count` messages, if not
     0.
@@ -58,7 +58,7 @@ def print_messages(subject: str, run: str | None, access: Access, *, history: bo
 
 
 async def _messages(at: Observed, subject: str, *, history: bool) -> AsyncIterator[Cell]:
-    """Yield the messages of a subject: those stored before, if wanted, then those of a live run as they are stored."""
+    """Yield a subject's stored messages, if wanted, then live ones."""
     readers = [History(at.connection, stream, subject) for stream in _streams(Subjects(at.run), subject)]
     if not history:
         for reader in readers:

@@ -33,7 +33,7 @@ MAX_BACKLOG = 10_000
 
 
 def watch(run: str, address: Address, sinks: list[Sink], *, count: int = 0) -> None:
-    """Show a run until it reports its end, until SIGINT or SIGTERM, or after `count` messages, if not 0.
+    """Show a run until its end, a signal, or after `count` messages, if not 0.
 
     The sinks receive every message, too, and are closed at the end.
     """

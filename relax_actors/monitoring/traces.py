@@ -1,4 +1,4 @@
-"""Records of the trained rows of a run, from its table and, of rows that the table has deleted, from its record."""
+"""Records of a run's trained rows, from its table and its record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relax_actors.traces.write import record_of
 
 @dataclass(slots=True)
 class RunTraces:
-    """Records of traces of trained rows, in the order of their steps and of the rows in the batch of each.
+    """Traces of trained rows as records, in the order of steps and batches.
 
     Args:
         table: the table.
@@ -77,7 +77,7 @@ class RunTraces:
         return [RowId(step, index) for index in sorted(indices, key=lambda index: index % self.slots)]
 
     def _of_record(self, row: RowId) -> tuple[object, object, object]:
-        """Return prompt, trajectory and reward of a row of the record; None for a row that it does not keep."""
+        """Return prompt, trajectory and reward of a recorded row, or None."""
         try:
             cells = self.record.row(row)
             if cells is None:

@@ -135,7 +135,7 @@ class Watcher(threading.Thread):
             self.failure = Failure(*overdue, "")
 
     def _print(self, now: float, printed: float) -> float:
-        """Print new failures, and a line of progress if the last one is old; return when that was printed."""
+        """Print new failures, or progress if it is old; return when that was printed."""
         self._print_failures(now)
         if now - printed <= LINE_SECONDS:
             return printed
@@ -182,7 +182,7 @@ class Watcher(threading.Thread):
                     self._take(parsed, recent=recent)
 
     def _take(self, message: LogMessage, *, recent: bool) -> None:
-        """Update the views; stop if all first rows failed in an actor, which may belong to another machine's node."""
+        """Update the views; stop if all first rows failed in an actor of any node."""
         self.progress.take(message, recent=recent)
         self._phases.take(message)
         if recent and message.is_event and message.kind == "all_rows_failed" and not message.claim:
@@ -191,7 +191,7 @@ class Watcher(threading.Thread):
 
 
 class _Check(threading.Thread):
-    """Thread that asks whether the run is finished, which roles have an actor, and what the run waits for.
+    """Thread that looks for the run's end, roles with actors, and what it waits for.
 
     The watcher itself must not block while the broker does not answer: it reports that the broker does not answer.
     """
@@ -233,7 +233,7 @@ def _is_finished(table: Table, config: Config) -> bool:
 
 
 def process_start() -> float:
-    """Return the Unix time at which this process was started, which is before its imports and checks."""
+    """Return when this process started, in Unix seconds, before its imports."""
     own = process()
     age = 0.0 if own is None else time.clock_gettime(time.CLOCK_BOOTTIME) - own.start / TICKS
     return time.time() - age
@@ -248,7 +248,7 @@ class Phases:
         self._first_step: float | None = None
 
     def take(self, message: LogMessage) -> None:
-        """Record an event `ready` or a metric of the trainer; ignore other, earlier and malformed messages."""
+        """Record `ready` or a metric of the trainer; ignores other messages."""
         is_ready = message.is_event and message.kind == "ready" and message.sender in self._starting
         is_step = not message.is_event and message.kind == "step" and self._first_step is None
         if message.claim or not (is_ready or is_step):

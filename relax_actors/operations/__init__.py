@@ -1,4 +1,4 @@
-"""Operations: changes of a live run, each a request and a sequence of states in the run's table."""
+"""Operations: changes of a live run, requests with states in its table."""
 
 from __future__ import annotations
 

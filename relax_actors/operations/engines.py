@@ -1,4 +1,4 @@
-"""External engines of a run: their keys, and where the rollout actors that are their clients find them.
+"""External engines of a run: their keys, and their rollout actors.
 
 A key is never in a cell, which every role and observer can read: it is a file of the store that only the run's user can
 read, and the request names the file.
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 def normal_url(url: str) -> str:
-    """Return the form of an engine's address that is recorded and compared: one server has one form.
+    """Return the recorded form of an engine's address: one for each server.
 
     Scheme and host are in lower case, and no slash is at the end.
     """
@@ -47,7 +47,7 @@ def is_url(url: str) -> bool:
 
 
 def save_key(store: Path, key: str) -> str:
-    """Write the key of an engine to a file of the store; return its name, empty for an empty key."""
+    """Write an engine's key to a file of the store; return its name, or empty."""
     if not key:
         return ""
     make_private_folder(store / KEYS)
@@ -85,7 +85,7 @@ def remove_unused_keys(store: Path, used: Collection[str]) -> None:
 
 
 def save_engines(path: Path, engines: Mapping[int, Mapping[str, str]]) -> None:
-    """Write `url` and `key` of the engine of each rollout actor, by the actor's number; no file without engines."""
+    """Write `url` and `key` of each rollout actor's engine; no file without any."""
     text = json.dumps({str(n): dict(entry) for n, entry in engines.items()}, indent=1)
     if not engines:
         path.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def save_engines(path: Path, engines: Mapping[int, Mapping[str, str]]) -> None:
 
 
 def engine_of(path: Path, n: int) -> tuple[str, str] | None:
-    """Return address and key of the external engine of rollout actor `n`; None if it is the client of none."""
+    """Return address and key of rollout actor `n`'s external engine, or None."""
     try:
         entry = json.loads(path.read_text()).get(str(n))
     except FileNotFoundError:

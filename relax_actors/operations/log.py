@@ -1,4 +1,4 @@
-"""Log of a run's operations in its table: read it, request an operation, move one to its next state.
+"""Log of a run's operations: read, request, and advance them.
 
 Invariant: the cells of all operations are numbered together, and each is written once. A writer reads the log, decides,
 and writes the next number. If another writer was first, the server refuses the cell, and the writer reads and decides
@@ -37,11 +37,11 @@ MAX_SETTINGS = 64 << 10
 
 
 class ConflictError(ConfigError):
-    """Conflict with another operation: one idempotency key for two requests, or a change of the same actors."""
+    """Conflict of operations: one key for two requests, or the same actors."""
 
 
 class OperationLog:
-    """Operations of one run. Methods named `..._async` run in the connection's loop, the others in any other thread.
+    """Operations of one run; `..._async` methods run in the connection's loop.
 
     Args:
         table: the run's table, of a user that may write operations: the operator, or a role with `RoleSpec.operates`.
@@ -120,7 +120,7 @@ class OperationLog:
     def advance(
         self, operation: int, state: State, *, reason: str = "", plan: OperationPlan | None = None
     ) -> Operation | None:
-        """Move an operation to a state; return it, or None if the operation may not enter that state any more."""
+        """Move an operation to a state; None if it may not enter the state any more."""
         return self._table.call(self.advance_async(operation, state, reason=reason, plan=plan))
 
     async def advance_async(
@@ -141,7 +141,7 @@ class OperationLog:
         return self._table.call(self.cancel_async(operation, reason))
 
     async def cancel_async(self, operation: int, reason: str) -> Operation:
-        """Cancel an operation that is not yet HEALTH_CHECKING; a cancelled operation stays cancelled.
+        """Cancel an operation before HEALTH_CHECKING; it stays cancelled.
 
         Raises:
             ConfigError: there is no such operation.

@@ -1,4 +1,4 @@
-"""Plans of operations as pure functions of the request and of what the nodes of a run report."""
+"""Plans of operations, pure: from the request and what nodes report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NodeView:
     children: Mapping[str, Mapping[str, Any]]
 
     def actors(self, role: str) -> list[int]:
-        """Return the numbers of the actors of a role that are not about to leave, without clients of engines."""
+        """Return a role's actors that stay, by number, without clients of engines."""
         named = (name.rpartition(".") for name, state in self.children.items() if state.get("phase") != "stopping")
         numbers = [int(number) for own, _, number in named if own == role and number.isdigit()]
         return sorted(number for number in numbers if number < FIRST_ENGINE)
@@ -47,7 +47,7 @@ class NodeView:
 
 
 def nodes_of(leases: Mapping[str, Mapping[str, Any]]) -> dict[int, NodeView]:
-    """Return the nodes by number, from the leases of a run; fields that are not as expected are left out."""
+    """Return nodes by number, from leases; malformed fields are left out."""
     nodes = {}
     for key, lease in leases.items():
         kind, _, number = key.partition(".")
@@ -112,7 +112,7 @@ def plan_scale(
 
 
 def wanted_by(history: History, role: str) -> Callable[[NodeView], int | None]:
-    """Return a function that says how many actors of a role a node should have after the operations so far.
+    """Return a function: actors of a role on a node after the operations so far.
 
     It returns None if no operation says so: before the first, or after `relax up` has started the run again, whose
     configuration then counts.

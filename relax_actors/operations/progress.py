@@ -45,17 +45,17 @@ class Report:
         return next((node.children[name] for node in self.nodes.values() if name in node.children), {})
 
     def may_return(self, name: str) -> bool:
-        """Whether an actor's node is there; always true of an actor that may be on any node, number 0 of its role."""
+        """Whether an actor's node is there; true for actors that may run anywhere."""
         return int(name.rpartition(".")[2]) // SPAN in {0, *self.nodes}
 
     def leases_of(self, plan: OperationPlan) -> list[Mapping[str, Any] | None]:
-        """Return the leases of the actors of a plan; those of another node with the same numbers do not count."""
+        """Return leases of a plan's actors, on the plan's node."""
         is_taken = plan.node in self.nodes and self.node_of(plan) is None
         return [None if is_taken else self.leases.get(name) for name in plan.actors]
 
 
 def next_state(operation: Operation, report: Report) -> State | None:
-    """Return the state that a running operation with a plan has reached; None if it stays where it is."""
+    """Return the state that an operation has reached; None if unchanged."""
     plan = None if operation.plan is None else leaving(operation.plan, operation.state)
     if plan is None:
         return None
@@ -84,7 +84,7 @@ def next_state(operation: Operation, report: Report) -> State | None:
 
 
 def leaving(plan: OperationPlan, state: State) -> OperationPlan:
-    """Return the plan as of the node that an operation changes in a state: a role that moves leaves its own."""
+    """Return the plan of the node that an operation changes in a state."""
     if state not in IN or plan.source < 0:
         return plan
     return replace(plan, node=plan.source, node_name=plan.source_name)
@@ -117,7 +117,7 @@ def _has_weights(role: str, leases: list[Mapping[str, Any] | None], report: Repo
 
 
 def has_proved(report: Report, actors: Sequence[str]) -> bool:
-    """Whether new code has shown that it works: an actor has handled a row or trained, or all have waited long."""
+    """Whether new code works: an actor handled a row or trained, or all wait long."""
     leases = [report.leases.get(name, {}) for name in actors]
     if any(lease.get("has_worked") is True for lease in leases):
         return True

@@ -156,7 +156,7 @@ class History:
     last: int = 0
 
     def extended(self, steps: Iterable[tuple[int, OperationStep | None]]) -> History:
-        """Return the history with further cells; cells that may not follow what is there change nothing.
+        """Return the history with further cells; invalid ones change nothing.
 
         Args:
             steps: numbers of cells and their content, None for a malformed cell, in stream order.
@@ -190,7 +190,7 @@ class History:
         return next((o for o in self.operations.values() if key and o.request.key == key), None)
 
     def engines(self) -> list[Operation]:
-        """Return the operations whose external engine should have an actor now: added, and not about to leave."""
+        """Return operations whose external engine should have an actor now."""
         gone = {
             o.request.engine
             for o in self.operations.values()

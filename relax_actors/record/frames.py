@@ -1,4 +1,4 @@
-"""Frames: the parts of a segment of the record, each with a head that is read without its body.
+"""Frames: parts of a record's segment, with heads that are read alone.
 
     magic | bytes of the head | bytes of the body | checksum of head and sizes | checksum of the body | head | body
 
@@ -76,7 +76,7 @@ class Damage:
 
 
 def pack_frame(head: dict[str, Any], body: bytes) -> bytes:
-    """Return a frame of a small head and a body, which is compressed; raises RecordError above `MAX_RAW` bytes."""
+    """Return a frame of head and compressed body; raises RecordError."""
     if len(body) > MAX_RAW:
         msg = f"a kept row has {len(body)} bytes, more than the {MAX_RAW} that a frame holds; it is not kept"
         raise RecordError(msg)
@@ -115,7 +115,7 @@ def frames_of(path: Path) -> Iterator[Frame | Damage]:
 
 
 def read_body(frame: Frame) -> bytes:
-    """Return the body of a frame; raises RecordError if it is damaged, or its segment was removed."""
+    """Return a frame's body; raises RecordError if damaged or removed."""
     try:
         with frame.path.open("rb") as file:
             file.seek(frame.body_at)
@@ -158,7 +158,7 @@ def _frame_at(file: IO[bytes], path: Path, at: int, size: int) -> Frame | None:
 
 
 def _next_frame(file: IO[bytes], path: Path, at: int, size: int) -> int:
-    """Return the position of the first whole frame at or behind a position; the end of the file if there is none."""
+    """Return the first whole frame at or behind a position, or the file's end."""
     while at < size:
         file.seek(at)
         block = file.read(_SEARCH)

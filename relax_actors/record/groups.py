@@ -1,4 +1,4 @@
-"""Groups of a step, from its cells: what became of each row, its rewards, versions and tokens."""
+"""Groups of a step: ends, rewards, versions and tokens of its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Position of the recorder in a run, and which rows below the floor stay in the table until it has read them."""
+"""Position of the recorder, and rows below the floor that wait for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Position:
 
 
 def position_of(lease: Mapping[str, Any] | None) -> Position | None:
-    """Return the position of the recorder as the lease of the root says; None if the run has no recorder.
+    """Return the recorder's position by the root's lease, or None.
 
     A recorder that has not started yet has read nothing.
     """
@@ -41,7 +41,7 @@ def position_of(lease: Mapping[str, Any] | None) -> Position | None:
 
 
 def first_unread(floor: int, recorded: int, bytes_of: Callable[[int], int], room: int) -> int:
-    """Return the first step whose rows stay: at most `MAX_STEPS` below the floor, and within a number of bytes.
+    """Return the first step whose rows stay, within `MAX_STEPS` and bytes.
 
     `recorded` is the last recorded step, `bytes_of` returns the bytes of the rows of a step, and `room` are those that
     all steps below the floor may take together.
@@ -56,6 +56,6 @@ def first_unread(floor: int, recorded: int, bytes_of: Callable[[int], int], room
 
 
 def read_versions(results: Collection[int], recorded: int) -> frozenset[int]:
-    """Return the evaluated versions whose rows may go: recorded ones, and all but the newest `MAX_VERSIONS`."""
+    """Return evaluated versions whose rows may go, recorded or old."""
     waiting = sorted(version for version in results if version > recorded)[-MAX_VERSIONS:]
     return frozenset(results).difference(waiting)

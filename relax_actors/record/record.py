@@ -59,7 +59,7 @@ class StepRecord:
 
 
 class Record:
-    """Reads the record of a run, also while it is written. The index is kept, and read again where files have changed.
+    """Reads a run's record, also while it is written; its index is kept.
 
     The folder may be missing.
     """
@@ -74,7 +74,7 @@ class Record:
         return bool(segments_in(self._folder))
 
     def rows(self, kind: str = "", step: int | None = None) -> list[RowId]:
-        """Return the kept rows of a kind, and of a step or evaluated version, in the order of their keeping."""
+        """Return kept rows of a kind and step, in the order of their keeping."""
         return [row for row in self._index() if kind in ("", row.kind) and step in (None, row.step)]
 
     def row(self, row: RowId) -> RowCells | None:
@@ -96,7 +96,7 @@ class Record:
         return sorted(self._numbers("version"))
 
     def damages(self) -> list[Damage]:
-        """Return the damaged parts, which are skipped; the unfinished end of a newest segment is none."""
+        """Return the damaged parts, which are skipped."""
         segments = segments_in(self._folder)
         newest = {segment.shelf: segment for segment in segments}
         damaged = [(segment, part) for segment in segments for part in self._parts(segment) if isinstance(part, Damage)]

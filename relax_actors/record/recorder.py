@@ -1,4 +1,4 @@
-"""Recorder: reads the table of a run as an observer, and writes the rows that [record] keeps."""
+"""Recorder: reads the table as an observer, and writes the rows of [record]."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Cells: TypeAlias = dict[int, dict[str, RowCell]]
 
 
 class Recorder:
-    """Writes the record of a run: the rows of a step as soon as its batch is complete, then the step itself.
+    """Writes a run's record: a step's rows once its batch is complete, then the step.
 
     The record itself says how far it is. A recorder that is killed goes on behind the last recorded step, and leaves
     out the rows of the next one that it has already: no row is kept twice, and no row is missed that the table still
@@ -99,7 +99,7 @@ class Recorder:
         return Position(self._step, self._version)
 
     def catch_up(self) -> None:
-        """Record steps and versions that have ended; raises BrokerError without answer, OSError if unwritable."""
+        """Record ended steps and versions; raises BrokerError or OSError."""
         self._take_new(self._batches, self._due_steps)
         self._take_new(self._evaluations, self._due_versions)
         # What a failure leaves due is recorded by the next call.
@@ -143,7 +143,7 @@ class Recorder:
         return self._cells(*(rows if len(rows) <= MANY_ROWS else [f"{self._subjects.prefix}.group.{step}.>"]))
 
     def _deciding_cells(self, step: int) -> tuple[Cells, bool]:
-        """Return the cells that decide which rows of a step are kept, and whether these are all cells of the step.
+        """Return the cells that decide which rows are kept, and whether these are all.
 
         These are the rewards, unless rows have failed, whose successors may have no reward, or rows are not scored.
         """
@@ -193,7 +193,7 @@ class Recorder:
         return not full and self._writer.append(shelf, {**head, "time": round(time.time(), 3)}, body)
 
     def _take_new(self, history: History, due: dict[int, dict[str, Any]]) -> None:
-        """Add the new cells of a history: number -> fields. Those that their owner did not write are left out."""
+        """Add a history's new cells, number -> fields, if their owner wrote them."""
         for cell in self._pages(history):
             with suppress(CodecError):
                 fields = open_envelope(cell.data, subject=cell.subject).fields

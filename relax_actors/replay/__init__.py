@@ -1,4 +1,4 @@
-"""Time travel: steps computed again from the log, branches and differences of runs, origin of a model.
+"""Time travel: steps computed again, branches and differences of runs, origin.
 
 Nothing here writes to a run that it reads.
 """

@@ -1,4 +1,4 @@
-"""A new run that goes on from a step of another one, with the rows that the other one trained at this step.
+"""A new run that continues from another run's step, with that step's rows.
 
 Invariant: the folder of the new run appears complete or not at all. It holds a checkpoint, the rows of the step, the
 batches below it, and settings; whatever comes later, `relax up` computes as in any run that it resumes.
@@ -59,7 +59,7 @@ PAGE, PATIENCE = 256, 30.0
 
 
 class Branch:
-    """A new run, `name` in `folder`, made from a step of another run, with `section.key=value` settings.
+    """A new run, `name` in `folder`, made from a step with changed settings.
 
     Raises:
         ConfigError: the step was not trained, a setting is wrong or cannot be changed, or the folder is in use.
@@ -88,7 +88,7 @@ class Branch:
             raise ConfigError(msg)
 
     def make(self, progress: Progress = lambda _: None) -> RunFolder:
-        """Make the folder of the new run; a killed attempt leaves none. Raises ConfigError if the step is gone."""
+        """Make the new run's folder, atomically; raises ConfigError if the step is gone."""
         janitor = Janitor(folder=str(durable_folder.temporary_path(self._folder.root)))
         try:
             durable_folder.write(self._folder.root, lambda folder: self._fill(folder, progress))
@@ -167,7 +167,7 @@ class Branch:
         return sorted(cells, key=lambda each: (order.get(each[0].field, 9), each[0].index))
 
     def _copy_files(self, own: RunFolder) -> None:
-        """Copy arrays of the step's rows, the weights of the reference, and answers to held-out prompts."""
+        """Copy arrays of the step's rows, reference weights, and held-out answers."""
         source, target = self._recording.table.store.root, own.root / "store"
         make_private_folder(target)
         for name in (f"group/{self._step}", "media"):
@@ -184,7 +184,7 @@ class Branch:
                     shutil.copyfile(file, own.evaluations / file.name)
 
     def _acknowledge(self, table: Table, columns: set[str]) -> None:
-        """Acknowledge the rows for the roles whose column they have, which would otherwise compute it again."""
+        """Acknowledge rows for roles with a column, which would compute it again."""
         for name in role_names(self.config):
             role = make_role(self.config, name)
             if not isinstance(role, StatefulRole | ServiceRole) and role.writes in columns:

@@ -1,4 +1,4 @@
-"""Where a computation parts from its record: pure comparisons of digests, figures and weights."""
+"""First difference of a computation from its record: digests, figures, weights."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def micro_batches_of(recorded: Mapping[str, Any], computed: Mapping[str, Sequenc
 
 
 def first_micro_batch(parts: Sequence[Mapping[str, Figure]]) -> tuple[int, str] | None:
-    """Return number and figure of the first micro-batch that differs from its record; None without a recorded one."""
+    """Return number and figure of the first differing micro-batch, or None."""
     for number, part in enumerate(parts):
         for name, figure in part.items():
             if figure.recorded is not None and not figure.equal:
@@ -116,7 +116,7 @@ def first_micro_batch(parts: Sequence[Mapping[str, Figure]]) -> tuple[int, str] 
 def changed_cell(
     recorded: Mapping[str, Sequence[int]], computed: Mapping[str, Sequence[int]], rows: int
 ) -> tuple[int, str] | None:
-    """Return position and column of the first cell, in the order of the rows, whose digest differs; None if none does.
+    """Return position and column of the first cell whose digest differs, or None.
 
     Args:
         recorded: digests of a batch by column; empty if it has none.
@@ -132,7 +132,7 @@ def changed_cell(
 
 
 def first_tensor(recorded: bytes, computed: bytes) -> int | None:
-    """Return the number of the first tensor that differs, in the order of the names; None if it cannot be told.
+    """Return the number of the first differing tensor, by name; None if unknown.
 
     Args:
         recorded: digests of the first tensors of published weights, see `Weights.tensors`.

@@ -17,7 +17,7 @@ def devices_of(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def why_inexact(config: Config, gpu: str, recorded: Mapping[str, Sequence[str]]) -> str:
-    """Return why the steps of a run may round differently when they are computed again; empty if they must not.
+    """Return why steps may round differently when repeated; empty if they must not.
 
     The order of rows, seeds and the cut into micro-batches are recorded, so kernels alone decide.
 

@@ -1,4 +1,4 @@
-"""The policy and the critic of a run, computed again from a checkpoint and the batches after it."""
+"""Policy and critic of a run, computed again from a checkpoint."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Computed:
 
 
 class Model:
-    """A model of a run, "policy" or "critic", and the feed of its steps, with the settings to compute with."""
+    """A model of a run ("policy" or "critic") and the feed of its steps."""
 
     def __init__(self, recording: Recording, config: Config, name: str) -> None:
         self.name, self._recording, self._config = name, recording, config
@@ -74,7 +74,7 @@ class Model:
         load_checkpoint(self.folder_of(checkpoint), checkpoint, self.engine, self._state)
 
     def load_damaged(self, checkpoint: Checkpoint) -> bytes:
-        """Load the weights of a checkpoint that was changed; return the digests of their first tensors."""
+        """Load a changed checkpoint's weights; return digests of its leading tensors."""
         self.engine.load(self.folder_of(checkpoint))
         return self.prefixes()
 
@@ -95,13 +95,13 @@ class Model:
         return next(number for number, part in enumerate(parts) if position in part)
 
     def rows_of_micro_batches(self, rows: StepRows, count: int) -> list[list[int]]:
-        """Return the positions of the rows of `count` micro-batches; empty where ranks or updates share the rows."""
+        """Return the rows of `count` micro-batches; empty if ranks or updates share rows."""
         parts = split_rows(rows.lengths, max_tokens=self._max_tokens)
         alone = self._config.trainer.updates == 1 and training_backend(self._config).ranks(self._config).count == 1
         return [list(part) for part in parts] if alone and len(parts) == count else []
 
     def compute(self, step: int, batch: Batch, rows: StepRows) -> Computed:
-        """Compute a step on rows of `read`; raises ConfigError if a row does not fit, or numbers are not finite."""
+        """Compute a step on rows of `read`; raises ConfigError for unusable numbers."""
         try:
             parts: Mapping[str, list[float]] = {}
             if self.name == "policy":
@@ -117,7 +117,7 @@ class Model:
         return Computed(figures, self.engine.fingerprint(), self.prefixes(), parts)
 
     def prefixes(self) -> bytes:
-        """Return the digests of the first tensors of the present weights; empty if the engine gives none."""
+        """Return digests of the present weights' leading tensors; empty if unknown."""
         return self.engine.prefixes() if isinstance(self.engine, SupportsPrefixes) else b""
 
     def publish(self, stem: str) -> tuple[str, list[Path]]:

@@ -88,7 +88,7 @@ def read_origin(folder: Path) -> Origin:
 
 
 def problems_of(origin: Origin, key: str | None = None) -> list[str]:
-    """Return what speaks against a model being the one that its statement is about; empty if nothing does.
+    """Return what speaks against a model being that of its statement; empty if nothing.
 
     Args:
         origin: the statement.
@@ -99,7 +99,7 @@ def problems_of(origin: Origin, key: str | None = None) -> list[str]:
 
 
 def wanted_key(origin: Origin, key: str | None = None) -> str | None:
-    """Return the account that must have signed: `key`, or that of the run's broker; None if neither is known.
+    """Return the account that must have signed: `key`, or the broker's; or None.
 
     Any key can sign a statement: without a known account a valid signature says nothing about its author.
     """
@@ -107,7 +107,7 @@ def wanted_key(origin: Origin, key: str | None = None) -> str | None:
 
 
 def signers_of(origin: Origin) -> list[tuple[str, str]]:
-    """Return the user of each signature, and the public key of the account that vouches for the user.
+    """Return each signature's user, and the public key of the vouching account.
 
     Raises:
         BrokerError: a signature does not match.
@@ -131,7 +131,7 @@ def _of_signatures(origin: Origin, key: str | None) -> list[str]:
 
 
 def _own_key(origin: Origin) -> str | None:
-    """Return the public key of the trainer's account on the embedded broker of the run; None if it is not here."""
+    """Return the trainer's public key on the embedded broker; None if it is away."""
     secret = secret_of(origin.folder.parent / "broker" / "keys")
     if not secret.is_file():
         return None

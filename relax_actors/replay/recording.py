@@ -115,7 +115,7 @@ class Recording:
 
     @cached_property
     def config(self) -> Config:
-        """The validated settings, with the folder where it is now, and all ranks of the trainer on this machine."""
+        """The settings, with the folder's present place and all ranks on this machine."""
         config = self.at.config
         run = config.run.model_copy(update={"folder": self.at.folder.root})
         megatron = config.trainer.megatron.model_copy(update={"local_ranks": None})
@@ -127,7 +127,7 @@ class Recording:
         return with_settings(self.config, settings, f"run {self.run}")
 
     def context(self, role: str, config: Config) -> Context:
-        """Return the context of an actor that computes and publishes nothing; its own files go to `scratch`."""
+        """Return the context of an actor that publishes nothing; files go to `scratch`."""
         table = self.table
         journal = Silent(table.connection, table.subjects, role, 0)
         folder = RunFolder(self.scratch / "run")
@@ -166,7 +166,7 @@ class Recording:
         return self.all_cells(kind, Checkpoint)
 
     def figures(self, role: str, kind: str) -> dict[int, dict[str, Any]]:
-        """Return the published metrics of a kind by step; those of the last computation of each step."""
+        """Return published metrics of a kind by step, of the last computation of each."""
         subjects, connection = self.table.subjects, self.table.connection
         history = History(connection, subjects.log_stream, subjects.metric(role, "*"))
         figures: dict[int, dict[str, Any]] = {}
@@ -214,7 +214,7 @@ class Recording:
         raise ConfigError(msg)
 
     def devices_around(self, step: int, kind: str = "checkpoint") -> tuple[str, ...]:
-        """Return the devices of the checkpoint that a step is computed from, and of the first one behind the step.
+        """Return the devices of the checkpoints before and behind a step.
 
         The latter is of the incarnation that trained up to it. A device is empty where it is unknown.
         """

@@ -1,4 +1,4 @@
-"""Samples of a row, drawn again with the recorded version of the weights and the recorded seed."""
+"""Samples of a row, drawn again with the recorded weights and seed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ POLL_SECONDS = 0.1
 
 
 def row_of(name: str) -> RowId:
-    """Parse the name of a training row, `group.412.3` or `412.3`; raises ConfigError if it is none."""
+    """Parse a training row, `group.412.3` or `412.3`; raises ConfigError."""
     try:
         row = parse_row(name if name.startswith("group.") else f"group.{name}")
     except SubjectError as error:
@@ -131,7 +131,7 @@ def _cell(recording: Recording, row: RowId, column: str, expected: type[Any]) ->
 
 
 def _sampled(recording: Recording, config: Config, row: RowId, prompt: Prompt, version: int) -> list[Generation]:
-    """Bring the policy to a version, give its weights to an inference engine, and draw the samples of a row."""
+    """Draw a row's samples with a version of the policy in an inference engine."""
     replayer = Replayer(recording, recording.config, "policy")
     try:
         replayer.advance(version)
@@ -152,7 +152,7 @@ def _sampled(recording: Recording, config: Config, row: RowId, prompt: Prompt, v
 
 @contextmanager
 def _engine(recording: Recording, config: Config) -> Iterator[InferenceEngine]:
-    """Build the inference engine of the run, and start its server if it has one, which ends with this process.
+    """Build the run's inference engine, with a server that ends with this process.
 
     Raises:
         ConfigError: the server does not start.
@@ -201,7 +201,7 @@ def _of_prompt(
 
 
 def first_difference(recorded: Trajectory, computed: Sequence[Generation]) -> dict[str, Any] | None:
-    """Return sample and token at which samples part from a trajectory, with both values; None if they are equal."""
+    """Return where samples part from a trajectory, with both values, or None."""
     tokens, logprobs = recorded.token_ids, recorded.logprobs
     start = 0
     for number, (length, sample) in enumerate(zip(recorded.sample_lengths.tolist(), computed, strict=False)):

@@ -1,4 +1,4 @@
-"""The first step, row and cell at which two runs part, from the digests that their batches and weights have."""
+"""First step, row and cell at which two runs part, by recorded digests."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _of_weights(
 
 
 def _tensor_name(run: Recording, number: int, count: int) -> str | None:
-    """Return the name of a published tensor from a checkpoint or the model of a run that has as many tensors."""
+    """Return a published tensor's name, from a run with as many tensors."""
     folder = run.at.folder
     for parent in [*sorted(folder.checkpoints.glob("[0-9]*")), folder.model]:
         names: set[str] = set()
@@ -133,7 +133,7 @@ def _tensor_name(run: Recording, number: int, count: int) -> str | None:
 
 
 def _first_field(a: Recording, b: Recording, row: RowId, column: str) -> tuple[str | None, int | None, tuple[Any, Any]]:
-    """Return the first field of two cells that differs, the place in it, and both values; None if a cell is gone."""
+    """Return the first differing field of two cells, with place and values; or None."""
     fields = []
     for run in (a, b):
         cell = run.table.get(run.table.subject(row, column))

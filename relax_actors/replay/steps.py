@@ -1,4 +1,4 @@
-"""Steps of a run computed again, and compared with what was recorded until the first difference."""
+"""Steps of a run computed again, and compared up to the first difference."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ class Replay:
 
 
 class Replayer:
-    """Computes steps of one model, "policy" or "critic", again; `progress` gets a line on what is computed next."""
+    """Computes a model's steps again; `progress` gets a line for each."""
 
     def __init__(self, recording: Recording, config: Config, name: str, progress: Progress = lambda _: None) -> None:
         self._recording, self._progress = recording, progress
         self.model = Model(recording, config, name)
 
     def replay(self, step: int) -> Replay:
-        """Compute a step again, from the newest kept checkpoint before it, and compare each step on the way.
+        """Compute a step again from the newest checkpoint, comparing each step.
 
         Raises:
             ConfigError: the step was not trained, or not kept.
@@ -110,7 +110,7 @@ class Replayer:
         return result
 
     def advance(self, version: int) -> None:
-        """Bring the model to a version, and check that each version on the way has the published fingerprint.
+        """Bring the model to a version, and check each published fingerprint.
 
         Raises:
             ConfigError: the version was not kept, or a computed step differs from the recorded one.

@@ -25,7 +25,7 @@ _ALONE = re.compile(rf"{_N}[, ]{_N}[, ]{_N}[, ]{_N}")  # x1 y1 x2 y2
 
 @compares
 def iou(completion: str, prompt: Prompt) -> float:
-    r"""Return the intersection over union of the completion's boxes and the answer's boxes, 0 to 1.
+    r"""Return the IoU of the completion's boxes and the answer's, 0 to 1.
 
     A box is `x1, y1, x2, y2` in the unit of the answer, with x1 < x2 and y1 < y2. It is written `[x1, y1, x2, y2]`,
     `(x1,y1),(x2,y2)` or `{"x1": ...}`, with anything around it (`{"bbox_2d": [...]}`, `<|box_start|>`), or as four

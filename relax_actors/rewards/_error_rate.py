@@ -28,12 +28,12 @@ def character_error_rate(completion: str, prompt: Prompt) -> float:
 
 @compares
 def word_error_rate(completion: str, prompt: Prompt) -> float:
-    """Return 1 minus the word error rate, 0 to 1, as `character_error_rate` in words; raises as that."""
+    """Return 1 minus the word error rate, 0 to 1; see `character_error_rate`."""
     return _one_minus_rate(_normalised(completion).split(), _expected(prompt, "word_error_rate").split())
 
 
 def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
-    """The Levenshtein distance, by the bit-parallel algorithm of Myers (1999) in the form of Hyyrö (2001)."""
+    """The Levenshtein distance, bit-parallel (Myers 1999, Hyyrö 2001)."""
     if not one:
         return len(other)
     positions: dict[str, int] = {}

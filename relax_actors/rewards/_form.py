@@ -1,4 +1,4 @@
-"""Rewards for the form of a completion: its format, its length, and that it does not repeat itself."""
+"""Rewards for the form of a completion: format, length, and no repetition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLACES = 8
 
 
 def format_match(completion: str, prompt: Prompt, *, pattern: str = THINK_ANSWER) -> float:
-    """Return 1 if the whole completion matches a regular expression, in which `.` matches a newline too; else 0.
+    """Return 1 if a regular expression matches the whole completion, else 0.
 
     By default a text in `<think>` tags and then one in `<answer>` tags, each once. An expression that backtracks
     without end is stopped with its actor by `reward.deadline`.
@@ -46,7 +46,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def length_limits(
     completion: str, prompt: Prompt, sample: Sample, *, least: NonNegativeInt = 0, most: Positive, slope: PositiveFloat
 ) -> float:
-    """Return 0 for a length from `least` to `most` sampled tokens, and minus `slope` for each token beyond.
+    """Return 0 for `least` to `most` sampled tokens, minus `slope` a token beyond.
 
     The value is at least -1.
     """

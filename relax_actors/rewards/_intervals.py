@@ -18,7 +18,7 @@ _INTERVAL = re.compile(rf"{_TIME}{_TO}{_TIME}|{_KEYS.format(_TIME)}", re.IGNOREC
 
 @compares
 def temporal_iou(completion: str, prompt: Prompt) -> float:
-    r"""Return the intersection over union of the completion's last interval and the answer's interval, 0 to 1.
+    r"""Return the IoU of the completion's last interval and the answer's, 0 to 1.
 
     An interval is two times in seconds or as `minutes:seconds`, the earlier one first: `[1.5, 4]`, `1.5 - 4.0`,
     `from 1.5s to 4 seconds`, `00:05-01:10`, `<1.5 seconds> to <4 seconds>`, `{"start": 1.5, "end": 4}`. It is taken

@@ -35,7 +35,7 @@ def normalised_match(completion: str, prompt: Prompt) -> float:
 
 
 def token_f1(completion: str, prompt: Prompt) -> float:
-    """Return the F1 of the words that the completion shares with the correct answer that fits best, 0 to 1.
+    """Return the best F1 of words shared with a correct answer, 0 to 1.
 
     The text that counts, the correct answers and the normalisation are those of `normalised_match`.
     """
@@ -56,7 +56,7 @@ def _f1(given: list[str], right: list[str]) -> float:
 
 
 def _answers(prompt: Prompt, reward_name: str) -> Iterator[str]:
-    """Yield the correct answers of a row; raises RowError if there are none, or `answers` is no list of texts."""
+    """Yield a row's correct answers; raises RowError if there are none."""
     several = prompt.metadata.get("answers")
     if several is None:
         yield required_answer(prompt, reward_name)

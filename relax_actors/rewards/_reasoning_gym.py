@@ -26,7 +26,7 @@ def package() -> Any:
 
 @requires(package)
 def reasoning_gym_score(completion: str, prompt: Prompt) -> float:
-    """Return the task's own score, usually 0 to 1, of the last `<answer>` tag, or of the whole completion without one.
+    """Return the task's own score of the last `<answer>` tag or the whole text.
 
     Three scorers pass the answer to `eval`, and five to sympy's `parse_expr`, which also evaluates Python. These score
     an answer that is more than a literal or plain arithmetic as an empty answer. Where a scorer raises on an answer,
@@ -108,7 +108,7 @@ def harmless(answer: str, scorer: Callable[..., object]) -> bool:
 
 
 def is_literal(answer: str) -> bool:
-    """Whether the answer is a Python literal: numbers, strings, and lists, tuples, sets and dicts of these."""
+    """Whether the answer is a Python literal of numbers, strings and collections."""
     try:
         ast.literal_eval(answer.strip())
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -117,6 +117,6 @@ def is_literal(answer: str) -> bool:
 
 
 def is_arithmetic(answer: str) -> bool:
-    """Whether the answer consists of numbers, operators, one-letter variables and elementary functions."""
+    """Whether the answer is arithmetic: numbers, operators, letters and functions."""
     names = _NAME.findall(answer)
     return bool(_ARITHMETIC.fullmatch(answer)) and all(len(name) == 1 or _FUNCTIONS.fullmatch(name) for name in names)

@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compares(function: F) -> F:
-    """Decorate a reward function that needs the answer of every row, so that a set without answers is refused."""
+    """Decorate a reward that needs every row's answer, so that others are refused."""
     function.compares = True  # type: ignore[attr-defined]
     return function
 
@@ -52,6 +52,6 @@ _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 
 
 def final_part(completion: str) -> str:
-    r"""Return the content of the last `<answer>` tag, else of the last `\boxed{}`, else the whole completion."""
+    r"""Return the last `<answer>`, else the last `\boxed{}`, else all of a completion."""
     parts = _TAG.findall(completion) or _BOXED.findall(completion)
     return (parts[-1] if parts else completion).strip()

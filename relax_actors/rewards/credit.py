@@ -1,4 +1,4 @@
-r"""Rewards that an environment gave, as rewards of samples, of players, and of the tokens of turns or branches.
+r"""An environment's rewards as those of samples, players, and tokens of turns.
 
 The return of turn t is $G_t = r_t + \gamma G_{t+1}$. The reward of a sample is the sum $R$ of its turns' rewards,
 without discount. The last token of turn t has reward $G_t - G_{t+1}$, and that of the last turn $G_T - R$: from any
@@ -24,7 +24,7 @@ Credit: TypeAlias = Literal["episode", "branch", "turn"]
 
 
 def environment_reward(trajectory: Trajectory, credit: Credit, discount: float, trained: Sequence[str] = ()) -> Reward:
-    """Return the rewards of a row, with players or rewards of turns or both, by what its environment gave.
+    """Return a row's rewards by its environment, with players and turns.
 
     Raises:
         ValueError: the turns have no rewards, which the credit needs.
@@ -54,7 +54,7 @@ def environment_reward(trajectory: Trajectory, credit: Credit, discount: float, 
 
 
 def token_rewards(trajectory: Trajectory, credit: Credit, discount: float) -> NDArray[np.float32]:
-    """Return rewards of tokens by their turn's or branch's return, `[total] float32`; raises ValueError."""
+    """Return tokens' rewards by their turn's return, `[total] float32`; raises ValueError."""
     if trajectory.turn_rewards is None:
         msg = f'environment.credit = "{credit}" needs the rewards of turns, which the trajectory does not hold'
         raise ValueError(msg)

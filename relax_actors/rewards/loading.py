@@ -49,7 +49,7 @@ def load_reward(
 
 
 def _options(reward: Callable[..., Any], path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a function or class; raises ConfigError for unknown, missing and wrong ones."""
+    """Return the options of a function or class; raises ConfigError."""
     constructor: Callable[..., Any] = reward.__init__ if inspect.isclass(reward) else reward
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(ValueError):  # a built-in function without a signature

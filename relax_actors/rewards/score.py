@@ -1,4 +1,4 @@
-"""What a reward function returns for a sample: a number, or a `Score` with components and rewards of tokens."""
+"""A reward function's result: a number, or a `Score` with components and tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Checked score of a sample: all numbers are finite in float32, `tokens` is `[len] float64` or None."""
+    """Checked score of a sample, finite in float32; `tokens` is `[len] float64` or None."""
 
     reward: float
     components: dict[str, float]
@@ -41,7 +41,7 @@ class Total:
 
 
 def checked(value: object, reward_name: str) -> float:
-    """Convert a reward, a bool to 0 or 1, to a float that float32 has; raises RowError if it is not finite."""
+    """Convert a reward to a float that float32 has; raises RowError if not finite."""
     item = getattr(value, "item", None)
     number = item() if callable(item) and getattr(value, "ndim", None) == 0 else value
     if isinstance(number, Real):
@@ -56,7 +56,7 @@ def checked(value: object, reward_name: str) -> float:
 
 
 def total_of(value: object, reward_name: str) -> Total:
-    """Check what a reward function returned for a sample; raises RowError if any number is not finite."""
+    """Check a reward function's result; raises RowError for numbers not finite."""
     if not isinstance(value, Score):
         return Total(checked(value, reward_name), {})
     components = {str(name): checked(part, f"{reward_name} ({name})") for name, part in value.components.items()}

@@ -163,7 +163,7 @@ class RewardScorer:
             raise TimeoutError(msg) from error
 
     def _sum(self, parts: dict[str, Total]) -> Total:
-        """Add the scores of a sample, each with its weight; only single functions' components keep their own names."""
+        """Add a sample's weighted scores; a single function's components keep their names."""
         components = {path: part.reward for path, part in parts.items()} if self._is_table else {}
         tokens = None
         for path, part in parts.items():
@@ -181,7 +181,7 @@ class RewardScorer:
 
 
 def weights_of(setting: str | dict[str, float], name: str) -> dict[str, float]:
-    """Return the weight of each function of a setting; raises ConfigError if none, or it is not finite."""
+    """Return each function's weight in a setting; raises ConfigError."""
     if isinstance(setting, str):
         return {setting: 1.0}
     if not setting:
@@ -195,14 +195,14 @@ def weights_of(setting: str | dict[str, float], name: str) -> dict[str, float]:
 
 
 def check_options(options: Mapping[str, object], named: Sequence[str]) -> None:
-    """Check that each table of options belongs to a reward function of the run; raises ConfigError if one does not."""
+    """Check that tables of options belong to the run's rewards; raises ConfigError."""
     if unknown := sorted(options.keys() - set(named)):
         msg = f"{OPTIONS}.{unknown[0]}: no reward of the run has this name; it has {', '.join(sorted(set(named)))}"
         raise ConfigError(msg)
 
 
 def check_sandboxed(names: Sequence[str]) -> None:
-    """Check that built-in functions can work in the role's sandbox; raises ConfigError if one cannot."""
+    """Check that built-in functions work in the role's sandbox; raises ConfigError."""
     for name in names:
         if name in REWARDS.built_in and (why := getattr(REWARDS.load(name, "reward.function"), "not_in_sandbox", "")):
             msg = f'reward.isolation = "sandbox" with the reward {name}: {why}; write isolation = "none"'
@@ -210,7 +210,7 @@ def check_sandboxed(names: Sequence[str]) -> None:
 
 
 def token_rewards(totals: Sequence[Total], lengths: Sequence[int]) -> np.ndarray | None:
-    """Return rewards of tokens, `[total] float32`, or None if none; raises RowError for other numbers."""
+    """Return tokens' rewards, `[total] float32`, or None; raises RowError."""
     if all(total.tokens is None for total in totals):
         return None
     parts = []

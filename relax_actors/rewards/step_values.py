@@ -37,7 +37,7 @@ def value_of(scores: Array, value: Value, label: int | None) -> Array:
 
 
 def value_of_steps(values: Array, steps: str) -> float:
-    """Return the value of an answer from those of its steps: their "min", "mean", "product", or the "last" one."""
+    """Return an answer's value from its steps: "min", "mean", "product" or "last"."""
     reduce: dict[str, Callable[[Array], Any]] = {"min": np.min, "mean": np.mean, "product": np.prod}
     return float(reduce[steps](values)) if steps in reduce else float(values[-1])
 

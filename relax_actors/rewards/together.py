@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of calls in order; the first error cancels the other calls and is raised."""
+    """Return the calls' results in order; the first error cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]

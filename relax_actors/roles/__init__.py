@@ -1,4 +1,4 @@
-"""Roles of the training loop, one file each, and functions that look up a run's roles by name."""
+"""Roles of the training loop, one file each, and look-ups of a run's roles by name."""
 
 from relax_actors.roles.registry import (
     built_in_spec,

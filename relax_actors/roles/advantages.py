@@ -61,7 +61,7 @@ class Advantages(Role):
         return advantage
 
     def _kl_coefficient(self, trajectory: Trajectory, row: Row) -> float | None:
-        """Return the coefficient published with the newest weights that sampled the row; raises RowError if none."""
+        """Return the coefficient of the newest weights that sampled the row; raises RowError."""
         version = int(trajectory.versions.max())
         if version not in self._coefficients:
             table = self.context.table

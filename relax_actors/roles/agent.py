@@ -23,7 +23,7 @@ GATEWAY_SECONDS = 120.0
 
 
 class AgentRole(ServiceRole):
-    """Takes samples from the gateway, runs `agent.command` or `agent.function` for each, and sends back its result."""
+    """Takes samples from the gateway, runs the agent for each, and sends its result."""
 
     spec: ClassVar = RoleSpec(section="agent", requires="local_agent", start_order=70)
 
@@ -39,7 +39,7 @@ class AgentRole(ServiceRole):
         yield from ()
 
     def setup(self) -> None:
-        """Find the agent and the gateway; raises ConfigError if the command or the function cannot be found."""
+        """Find the agent and the gateway; raises ConfigError."""
         self._section = section = self.context.config.agent or AgentSection()
         self._program, self._function = _found(section)
         self._folder = self.context.folder.root / "agents"
@@ -103,7 +103,7 @@ class AgentRole(ServiceRole):
 
 
 def _found(section: AgentSection) -> tuple[Program, Callable[[AgentTask], Awaitable[Any]] | None]:
-    """Return the program of an agent, and its function if it is one; raises ConfigError if neither can be found."""
+    """Return an agent's program and its function, if it is one; raises ConfigError."""
     program = Program(section.command, section.cwd, section.environment, section.max_output_bytes)
     if not section.command:
         return program, load_function(section.function)
@@ -112,7 +112,7 @@ def _found(section: AgentSection) -> tuple[Program, Callable[[AgentTask], Awaita
 
 
 def load_function(path: str) -> Callable[[AgentTask], Awaitable[Any]]:
-    """Return the coroutine function that a dotted path names; raises ConfigError if it does not import, or is none."""
+    """Return the coroutine function of a dotted path; raises ConfigError."""
     function = dotted.load(path, "agent.function")
     if not inspect.iscoroutinefunction(function):
         msg = f"agent.function {path!r} is no coroutine function; write `async def`"

@@ -43,7 +43,7 @@ NO_ANSWER = "no_answer"
 
 
 class AgentRollout(Rollout):
-    """Offers the samples of its rows to agents, generates what they ask, and writes what they did.
+    """Offers samples to agents, generates their requests, and writes their turns.
 
     Each answer is a turn in a forest of its sample (`sessions.forest`). The table has it before the agent does, so that
     an actor that takes the row over knows all that the agent knows.
@@ -55,10 +55,10 @@ class AgentRollout(Rollout):
     request, and the gateway stops sending it (`serving.suspect_calls`)."""
 
     def setup(self) -> None:
-        """Build the engine and serve sessions; raises ConfigError if the chat template does not grow by turns."""
+        """Build the engine and serve sessions; raises ConfigError for an unfit chat template."""
         self._news: queue.SimpleQueue[RowId | None] = queue.SimpleQueue()
         super().setup()
-        self._policy.on_guest(lambda: self._news.put(None))
+        self._policy.on_service(lambda: self._news.put(None))
 
     def start_service(self, service: GenerationService) -> None:
         """Begin to answer requests of agents."""
@@ -77,9 +77,9 @@ class AgentRollout(Rollout):
         self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put, self._shown, self._hosts)
         service.start(self._sessions)
 
-    def guest_limit(self) -> int:
-        """Return the most requests that are generated at once: one for each sample of the rows, or more."""
-        return max(super().guest_limit(), self.row_limit() * self.context.config.most_samples)
+    def most_service_requests(self) -> int:
+        """Return the most concurrent requests: one for each sample of the rows, or more."""
+        return max(super().most_service_requests(), self.row_limit() * self.context.config.most_samples)
 
     def make_work(self, sampling: Sampling) -> _AgentWork:
         """Return the rows whose samples are offered to agents."""
@@ -107,7 +107,7 @@ class AgentRollout(Rollout):
         """Wait for news, this long at most; return the rows that may be over."""
         rows: list[RowId] = []
         # No wait beside requests that can be generated.
-        waits = seconds if not self._policy.guests_waiting else 0
+        waits = seconds if not self._policy.service_waiting else 0
         with suppress(queue.Empty):
             news = self._news.get(timeout=waits) if waits else self._news.get_nowait()
             while True:
@@ -147,14 +147,14 @@ class AgentRollout(Rollout):
         return Drop(NO_ANSWER, f"no agent of {of} has got an answer of the policy, and ended well")
 
     def _lacks_reward(self, session: Session, row: Row) -> bool:
-        """Whether the agent of a session has ended well without the reward that the row is scored by."""
+        """Whether a session's agent ended well without the reward that scores the row."""
         state = session.state
         if state is None or state.reason != FinishReason.STOP or session.has_reward(self.context.config.players):
             return False
         return bool(session.forest.leaves()) and self.context.config.takes_reported_reward(row.id)
 
     def _sample(self, session: Session, row: Row) -> Sample | None:
-        """Return the sample of a session; None if its agent asked nothing, or failed or gave no reward and is left out.
+        """Return the sample of a session; None if it is empty, or failed and is left out.
 
         Where samples that failed are not left out, they have reward 0.
         """
@@ -214,7 +214,7 @@ class _AgentWork:
     Requests of agents join the running batch as they come, and rows are held and leave between two tokens.
     """
 
-    asks_as_guests = True
+    uses_service = True
 
     def __init__(self, role: AgentRollout, sampling: Sampling) -> None:
         self._role, self._sampling = role, sampling

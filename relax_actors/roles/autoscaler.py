@@ -1,4 +1,4 @@
-"""Role `autoscaler`: measures a run, and requests operations that add rollouts or take them away."""
+"""Role `autoscaler`: measures a run, and requests operations that scale rollouts."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ class Pool:
         spot: on nodes marked as spot, those that work.
         restarts: of all of them.
         places: nodes that may be scaled, by number.
+        working: all that hold rows.
     """
 
     engines: int
     spot: int
     restarts: int
     places: tuple[Place, ...] = ()
+    working: int = 0
 
     @property
     def least(self) -> int:
@@ -53,9 +55,9 @@ class Pool:
 
 
 def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
-    """Count the rollouts on the nodes with the number or name `wanted`, or on all; fields of leases may be forged."""
+    """Count the rollouts on the node `wanted`, or on all; leases may be forged."""
     places: dict[int, Place] = {}
-    engines = spot = restarts = 0
+    engines = spot = restarts = working = 0
     for key, node in nodes.items():
         children = node.get("children")
         actors = children if isinstance(children, dict) else {}
@@ -67,31 +69,33 @@ def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
             if state.get("phase") not in ("stopping", "ended")
         }
         restarts += sum(number for s in living.values() if type(number := s.get("restarts")) is int)
+        busy = sum(s.get("phase") == "ready" and s.get("works") is True for s in living.values())
+        working += busy
         if node.get("spot") is True:
-            spot += sum(s.get("phase") == "ready" and s.get("works") is True for s in living.values())
+            spot += busy
             continue
         engines += len(living)
         number, own = key.rpartition(".")[2], sum(n < FIRST_ENGINE for n in living)
         if own and number.isdecimal() and wanted in ("", number, node.get("name")):
             places[int(number)] = Place(int(number), own, _room(node), len(actors))
-    return Pool(engines, spot, restarts, tuple(places[number] for number in sorted(places)))
+    return Pool(engines, spot, restarts, tuple(places[number] for number in sorted(places)), working)
 
 
 def _room(node: Mapping[str, Any]) -> int | None:
-    """Return for how many further rollouts a node has free GPUs; None if that does not limit them."""
+    """Return for how many rollouts a node has free GPUs; None without a limit."""
     room = node.get("room")
     number = room.get(ROLE) if isinstance(room, dict) else None
     return number if type(number) is int and number >= 0 else None
 
 
 def failures_of(operations: Iterable[Operation], author: str) -> int:
-    """Count the operations of an author that failed since the last of them, in the order of requests, that did not."""
+    """Count an author's failed operations since the last success, in order of requests."""
     ends = [operation.state for operation in operations if operation.request.author == author and operation.is_over]
     return next((n for n, state in enumerate(reversed(ends)) if state is not State.FAILED), len(ends))
 
 
 class Autoscaler(ServiceRole):
-    """Looks at the run every `autoscaler.interval` seconds and decides; see `relax_actors.autoscaling.decision`.
+    """Decides every `autoscaler.interval` seconds; see `autoscaling.decision`.
 
     It keeps nothing that outlives it: an incarnation begins with timers and cool-downs at zero, so that a kill delays a
     change and never repeats one.
@@ -108,7 +112,7 @@ class Autoscaler(ServiceRole):
     )
 
     def check(self, run: CheckedRun) -> Iterator[str]:
-        """Say how many rollouts all rows can occupy; raises ConfigError if `rollout.replicas` is outside the bounds."""
+        """Note how many rollouts can be busy; raises ConfigError for bad bounds."""
         config, section = run.config, run.config.autoscaler
         if section is None:
             return
@@ -196,6 +200,7 @@ class Autoscaler(ServiceRole):
             engines=pool.engines if pool.places else None,
             least=pool.least if pool.places else 0,
             spot=pool.spot,
+            working=pool.working,
             oldest=await self._age_of_oldest(info) if info is not None and waiting else 0.0,
             starving=None if trainer is None else str(trainer.get("waits_for") or "").startswith(STARVES),
             restarts=pool.restarts,
@@ -205,7 +210,7 @@ class Autoscaler(ServiceRole):
         return figures, pool
 
     async def _age_of_oldest(self, info: ConsumerInfo) -> float | None:
-        """Return the seconds since the oldest row was stored that waits for a rollout; None if there is none now."""
+        """Return the age in seconds of the oldest row that waits for a rollout, or None."""
         table, delivered = self.context.table, info.delivered
         after = 1 + (0 if delivered is None else delivered.stream_seq)
         filters = info.config.filter_subjects or [str(info.config.filter_subject)]
@@ -214,7 +219,7 @@ class Autoscaler(ServiceRole):
         return max(0.0, time.time() - min(times)) if times else None
 
     async def _carry_out(self, decision: Decision, figures: Figures, pool: Pool | None) -> None:
-        """Request an operation for a change, and publish the decision; a hold is published when its reason changes."""
+        """Request an operation and publish the decision; holds are published when they change."""
         operation, refused = None, ""
         choice = None
         if decision.action is not Action.HOLD and pool is not None:

@@ -1,4 +1,4 @@
-"""Check which roles write and read the columns of a run: each has one writer, and none is computed for nobody."""
+"""Check of a run's columns: each has one writer and at least one reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relax_actors.runtime.row import FAILURES
 
 
 def check_columns(config: Config) -> Iterator[str]:
-    """Check that roles import, that no two write the same cells, and that every column that is read has a writer."""
+    """Check that roles import, and that each column that is read has one writer."""
     optional = {built_in_spec(name).writes for name in ROLES.built_in if built_in_spec(name).section == "roles"}
     always = [column for column in COLUMNS if not any(column in writes for writes in optional)]
     writers: dict[str, str] = dict.fromkeys((*always, *FAILURES), "a built-in role")
@@ -58,7 +58,7 @@ def check_columns(config: Config) -> Iterator[str]:
 
 
 def _claim_numbered(name: str, spec: RoleSpec, owners: dict[str, str]) -> None:
-    """Check the numbered cells that a role of the user writes, and add the role to the owners of these kinds."""
+    """Check a role's numbered cells, and add it to the owners of these kinds."""
     for kind, cls in spec.numbered.items():
         if kind in owners:
             msg = f"roles.{name} writes {kind!r} cells, which {owners[kind]} writes; remove them from its spec"
@@ -83,7 +83,7 @@ def _columns_of_advantages(config: Config, writers: Collection[str]) -> set[str]
 
 
 def _check_log_probs(config: Config, produced: Collection[str], read: Collection[str]) -> Iterator[str]:
-    """Check that needed log-probs are in a column `produced`, and that all that a role computes are in one `read`."""
+    """Check that needed log-probs are `produced`, and that all that are produced are `read`."""
     algorithm = config.algorithm
     wanted = {
         "reference": algorithm.needs_reference,
@@ -133,7 +133,7 @@ def _check_log_probs(config: Config, produced: Collection[str], read: Collection
 
 
 def _check_values_are_read(config: Config, read: Collection[str]) -> None:
-    """Check that some role reads the critic's values: `read` are the columns that custom roles or advantages read."""
+    """Check that the critic's values are among the columns `read` by advantages or roles."""
     advantage = config.algorithm.advantage
     reads_values = advantage not in ADVANTAGES.built_in or "values" in {
         *read,

@@ -44,7 +44,7 @@ ENDED = ("dropped", "quarantined", "values")
 
 
 class Critic(StatefulRole):
-    """Writes values of rows, and trains on the batches of the trainer with the same rows in the same order.
+    """Writes values of rows, and trains on the trainer's batches in the same order.
 
     The column `values` is `[total] float32` in the layout of the trajectory: the expected return of the state before
     each trained token, 0 elsewhere. All methods but `metrics` run in the role's thread.
@@ -63,7 +63,7 @@ class Critic(StatefulRole):
     )
 
     def check(self, run: CheckedRun) -> Iterator[str]:
-        """Check that the critic can be built, and that the folder to start from holds one for the policy's tokens."""
+        """Check that the critic can be built, and that its folder fits the policy's tokens."""
         from relax_actors.roles.critic_check import check_critic  # noqa: PLC0415 only a check needs it
 
         if run.model is not None:
@@ -92,7 +92,7 @@ class Critic(StatefulRole):
 
     @classmethod
     def follows(cls, config: Config) -> list[str]:
-        """Return the columns that rows get values for and after, version 0 of the policy, and numbered cells."""
+        """Return columns before and behind values, version 0 of the policy, and numbered cells."""
         subjects = Subjects(config.run.name)
         columns = [subjects.column(name) for name in ("trajectory", *ENDED)]
         numbered = [subjects.numbered(kind, "*") for kind in ("batch", *cls.spec.numbered)]
@@ -133,7 +133,7 @@ class Critic(StatefulRole):
         self._checkpoints.finish()
 
     def _observe(self, cell_id: CellId, cell: Cell) -> Checkpoint | None:
-        """Record a cell; return a well-formed checkpoint of the critic. The trainer removes malformed cells."""
+        """Record a cell; return a valid checkpoint of the critic."""
         if cell_id.kind == "group":
             if cell_id.field == "trajectory":
                 self._waiting.setdefault(cell_id.step, set()).add(cell_id.index)
@@ -161,7 +161,7 @@ class Critic(StatefulRole):
         self.context.report_waiting(f"rows or batch of step {self.version}")
 
     def _initialise(self) -> bool:
-        """Initialise the critic of a new run, and publish version 0 and its checkpoint; False if weights 0 are due."""
+        """Initialise a new run's critic and publish version 0; False if weights 0 are due."""
         if self._settings.path is None and self._weights is None:
             return False
         policy = None if self._weights is None or self._settings.path is not None else self._policy(self._weights)
@@ -300,7 +300,7 @@ class Critic(StatefulRole):
         """Nothing to wait for: a version is published before its checkpoint; see `Coverage`."""
 
     def floor(self, version: int) -> tuple[int, RowCounts]:
-        """Cover the rows of all steps below a version; the trainer removes and counts them; see `Coverage`."""
+        """Cover the rows below a version, which the trainer counts and removes; see `Coverage`."""
         return version, RowCounts()
 
     def after_publish(self, cell: Checkpoint) -> None:

@@ -15,7 +15,7 @@ from relax_actors.media.family import Family, family_of
 
 
 def check_critic(section: CriticSection, config: Config, model: CheckedModel) -> Iterator[str]:
-    """Check that a critic can be built, and that the folder to start from holds one for the policy's tokens."""
+    """Check that a critic can be built, and that its folder fits the policy's tokens."""
     path, backend, folder, policy = section.path, critic_backend(section), model.folder, model.facts
     check_adapters(config, backend, "critic.backend", section.backend)
     if path is None:

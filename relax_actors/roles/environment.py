@@ -1,4 +1,4 @@
-"""Role `environment`: hosts the environments of episodes, and answers the rollouts' requests."""
+"""Role `environment`: hosts environments, and answers the rollouts' requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EnvironmentRole(ServiceRole):
     spec: ClassVar = RoleSpec(section="environment", requires="environment", serves=("env",), start_order=15)
 
     def check(self, run: CheckedRun) -> Iterator[str]:
-        """Check that the environment imports and takes its options, and that its actors have room for the episodes."""
+        """Check that the environment imports, takes its options, and has enough actors."""
         from relax_actors.envs.loading import load_environment  # noqa: PLC0415 `relax check` loads every role
         from relax_actors.envs.tools.python import PythonEnvironment  # noqa: PLC0415
 
@@ -137,7 +137,7 @@ class EnvironmentRole(ServiceRole):
             await self._answer([operation.result() for operation in done], len(pending), reply)
 
     def _with_files(self, opening: Open) -> Open:
-        """Return an opening whose task names the files of media that are in the store by their paths on this node."""
+        """Return an opening whose task names stored media by their paths on this node."""
         media = opening.task.get("media")
         if not media:
             return opening

@@ -1,4 +1,4 @@
-"""Base class of custom rollouts: samples of several turns or sequences, written in one method."""
+"""Base class of custom rollouts: samples of several turns, written in one method."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EpisodeRollout(Rollout):
     """
 
     def samples(self, row: Row, generate: Generate) -> list[Sample]:
-        """Return the samples of a row, `group_size(row)` of them; override it. Called in the role's thread.
+        """Return the `group_size(row)` samples of a row, in the role's thread; override it.
 
         Args:
             row: the row; samples begin with `prompt_tokens(row)`.
@@ -61,7 +61,7 @@ class EpisodeRollout(Rollout):
         return self._sampling(row).samples
 
     def prompt_tokens(self, row: Row) -> NDArray[Any]:
-        """Tokens of a row's prompt as the model reads them, `[prompt_len] int32`: those of its media are expanded."""
+        """Tokens of a row's prompt as the model reads them, `[prompt_len] int32`."""
         tokens: NDArray[Any] = row.prompt.tokens if self._media is None else row.media.tokens
         return tokens
 
@@ -79,7 +79,7 @@ class EpisodeRollout(Rollout):
         return Renderer(self._tokenizer)
 
     def tokens(self, text: str) -> NDArray[Any]:
-        """Encode text without special tokens, `[len] int32`: an observation, or the answer of a tool.
+        """Encode text without special tokens, `[len] int32`, such as an observation.
 
         Characters that the tokenizer cannot encode are escaped and counted, as in `Tokenizer.encode_any`.
         """
@@ -110,7 +110,7 @@ class EpisodeRollout(Rollout):
             return error
 
     def _checked(self, row: Row, samples: list[Sample]) -> Trajectory:
-        """Return the row's trajectory; raises RowError for wrong numbers, prompts, or what the trainer refuses."""
+        """Return the row's trajectory; raises RowError if the trainer would refuse it."""
         name, wanted = f"{type(self).__name__}.samples of {row.id}", self.group_size(row)
         prompt = self.prompt_tokens(row)
         if len(samples) != wanted:

@@ -205,7 +205,7 @@ class Evaluator(StatefulRole):
             context.journal.event("evaluated", version=version, reward=result.reward, rows=result.rows)
 
     def _records(self, version: int, sums: _Sums) -> Iterator[Record]:
-        """Yield the records of a version; at the end, make sure that no successor may have had its rows removed."""
+        """Yield the records of a version; at the end, check that its rows were still there."""
         rows = [RowId(version, index, "eval") for index in self._rows]
         for record in records_of(self.context.table, self.context.config, rows, self.progress):
             sums.add(record)
@@ -222,7 +222,7 @@ class Evaluator(StatefulRole):
         self._latest = value
 
     def _admit(self, version: int) -> None:
-        """Write a version's prompts, but existing ones; raises AllRowsFailedError if the first all fail alike."""
+        """Write a version's missing prompts; raises AllRowsFailedError if the first all fail."""
         rows = [RowId(version, index, "eval") for index in self._rows]
         self.context.table.put_encoded(self._first_prompts.cells(rows, self._prompt))
         self._first_prompts.check()
@@ -242,7 +242,7 @@ class Evaluator(StatefulRole):
         return maker.make(task, row, **fields)
 
     def metrics(self) -> dict[str, float]:
-        """Return the version and the mean reward of the latest result, and the mean reward of each of several sets."""
+        """Return version and mean reward of the latest result, and of each of several sets."""
         latest = self._latest
         if latest is None:
             return {}

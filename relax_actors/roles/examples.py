@@ -1,4 +1,4 @@
-"""Role `examples`: turns rows of the data into tokens and a mask of the trained ones, or takes them from traces."""
+"""Role `examples`: turns rows of the data, or traces, into tokens and a mask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Examples(Role):
-    """Writes the trajectory of an example, a pair of answers or recorded samples; the same row gives the same bytes."""
+    """Writes the trajectory of examples, pairs or recorded samples; deterministic."""
 
     reads: ClassVar = ("prompt",)
     writes: ClassVar = "trajectory"

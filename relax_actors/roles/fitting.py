@@ -1,4 +1,4 @@
-"""Check that a role may be added to a live run, or removed from it, without any effect on its other roles."""
+"""Check that a role may join or leave a live run without effect on other roles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_addition(before: Config, after: Config, role: str) -> None:
 
 
 def check_removal(before: Config, after: Config, role: str) -> None:
-    """Check that a role can be removed, live or after training; raises ConfigError if another role needs it."""
+    """Check that a role can be removed; raises ConfigError if another one needs it."""
     for other in role_names(after):
         if columns := sorted(_reads(before, other) & set(spec_of(before, role).writes) - {"dropped", "quarantined"}):
             msg = f"roles.{role} cannot be removed: {other} reads column {', '.join(columns)}, which it writes"

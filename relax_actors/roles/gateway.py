@@ -1,4 +1,4 @@
-"""Role `gateway`: HTTP endpoints on the live policy, and sessions for agents that own their loop."""
+"""Role `gateway`: HTTP on the live policy, and sessions for agents."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class GatewayRole(ServiceRole):
         return Control(OperationLog(context.table), context.state.leases, facts)
 
     def _port(self, section: GatewaySection, folder: Path) -> int:
-        """Return the port to bind: the one of the configuration, or the one that a former incarnation had."""
+        """Return the port to bind: the configured one, or that of a former incarnation."""
         if section.port:
             return section.port + self.context.n
         known = folder / f"url.{self.context.n}"
@@ -114,7 +114,7 @@ class GatewayRole(ServiceRole):
         return self._answers.count
 
     def metrics(self) -> dict[str, float]:
-        """Return the characters escaped or dropped because the tokenizer cannot encode them, if there were any."""
+        """Return the characters that the tokenizer lacked, escaped or dropped, if any."""
         return dict(self._answers.tokenizer.replaced)
 
 
@@ -126,7 +126,7 @@ def gateway_folder(folder: Path) -> Path:
 
 
 def tokens_of(section: GatewaySection, folder: Path) -> tuple[str, ...]:
-    """Return the bearer tokens of the gateway, from the user's file or a random one; raises ConfigError."""
+    """Return the gateway's bearer tokens, the user's or a random one; raises ConfigError."""
     from relax_actors.serving.tokens import load_or_create_secret, read_tokens  # noqa: PLC0415 as in `setup`
 
     if section.token_file is not None:
@@ -135,7 +135,7 @@ def tokens_of(section: GatewaySection, folder: Path) -> tuple[str, ...]:
 
 
 def operator_tokens(section: GatewaySection, folder: Path) -> tuple[str, ...]:
-    """Return the bearer tokens of operators: those of the user's file, or a random one; errors as `tokens_of`."""
+    """Return the operators' bearer tokens, the user's or a random one; see `tokens_of`."""
     from relax_actors.serving.tokens import load_or_create_secret, read_tokens  # noqa: PLC0415 as in `setup`
 
     if section.operator_token_file is not None:
@@ -144,7 +144,7 @@ def operator_tokens(section: GatewaySection, folder: Path) -> tuple[str, ...]:
 
 
 def session_secret(store: Path) -> str:
-    """Return the secret from which the tokens of sessions follow; all nodes of a run share it in the store."""
+    """Return the secret of session tokens, shared by all nodes of a run in the store."""
     from relax_actors.serving.tokens import load_or_create_secret  # noqa: PLC0415 as in `setup`
 
     return load_or_create_secret(store / "gateway" / "secret")

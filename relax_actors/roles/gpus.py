@@ -25,7 +25,7 @@ def device_of_role(config: Config, role: str) -> str | None:
 
 
 def footprints_of_roles(config: Config, roles: Iterable[str]) -> dict[str, Footprint]:
-    """Return what an actor of each role that computes on a device needs; imports the classes of the user's roles."""
+    """Return what an actor of each computing role needs; imports classes of users' roles."""
     engines = footprints(config)
     needed = {}
     for role in role_names(config):
@@ -41,7 +41,7 @@ def footprints_of_roles(config: Config, roles: Iterable[str]) -> dict[str, Footp
 
 
 def needs_of_roles(config: Config, roles: Iterable[str]) -> dict[str, Need]:
-    """Return what an actor of each role needs that computes on GPUs; imports the classes of the user's roles.
+    """Return what an actor of each role on GPUs needs; imports classes of users' roles.
 
     In the order in which they get GPUs: the trainer first, then critic and rollout.
     """

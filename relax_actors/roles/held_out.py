@@ -1,4 +1,4 @@
-"""Role `held_out`: scores held-out rows where rows come from data, in place of generation and rewards."""
+"""Role `held_out`: scores held-out rows of the data, in place of generation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relax_actors.runtime import Row
 
 
 class HeldOut(Scorer):
-    """Scores the examples and pairs of held-out rows with exactly the version that they evaluate.
+    """Scores held-out examples and pairs with exactly the version that they evaluate.
 
     The reward of an example is the mean log-prob of its trained tokens, the negative loss. That of a pair is 1 if a
     token of the chosen answer is more likely than one of the rejected answer, on average, and else 0.
@@ -49,7 +49,7 @@ class HeldOut(Scorer):
 
 
 def reward_of(trajectory: Trajectory, logprobs: Any) -> Reward:
-    """Return the reward of an example or a pair from the log-probs of its tokens, `[total] float32`."""
+    """Return the reward of an example or a pair from log-probs, `[total] float32`."""
     bounds = np.concatenate([[0], np.cumsum(trajectory.sample_lengths)])
     means = [float(logprobs[slice(*part)][trajectory.trained[slice(*part)]].mean()) for part in pairwise(bounds)]
     if len(means) > 1:

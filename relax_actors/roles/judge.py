@@ -1,4 +1,4 @@
-"""Role `judge`: a language model of its own grades the samples of a row; the reward of the row reads the grades."""
+"""Role `judge`: a language model of its own grades samples, for rewards to read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from relax_actors.runtime import Row
 
 
 class Judge(CheckedJudge):
-    """Grades samples from 0 to 1 with a frozen model; `{ judge = 0.8 }` in `reward.function` reads the column.
+    """Grades samples from 0 to 1 with a frozen model; `{ judge = 0.8 }` in `reward.function`.
 
     Answers are the most likely ones, or expectations: a row has the same grades in any process. A row that the judge
     cannot grade is tried again, and quarantined after `supervision.max_failures`.
@@ -125,7 +125,7 @@ class Judge(CheckedJudge):
         return Reward(values)
 
     def metrics(self) -> dict[str, float]:
-        """Return the agreement with the calibration set, mean seconds for a row, and questions that were shortened."""
+        """Return calibration agreement, mean seconds a row, and shortened questions."""
         own = {"seconds": self._seconds / max(1, self._graded), "shortened": float(self._prompts.shortened)}
         return own if self._agreement is None else own | {"agreement": self._agreement}
 

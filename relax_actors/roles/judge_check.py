@@ -112,7 +112,7 @@ class CheckedJudge(Role):
         return Calibration.of_file(self.calibration, self.grading, self.least_agreement, SECTION)
 
     def check(self, run: CheckedRun) -> Iterator[str]:
-        """Check the model, the form of question and answer, the calibration set, and the room for a response."""
+        """Check model, form of question and answer, calibration set, and room for a response."""
         config = run.config
         if self.template:
             check_template(self.template, self.grading, f"{SECTION}.template")
@@ -133,7 +133,7 @@ class CheckedJudge(Role):
         yield from self._check_room(tokenizer, config.rollout.max_tokens)
 
     def _check_room(self, tokenizer: Tokenizer, max_tokens: int) -> Iterator[str]:
-        """Check that a question fits the context; note if a response of `max_tokens` characters does not."""
+        """Check that a question fits the context; note if a long response does not."""
         writer = self.prompts(tokenizer)
         empty = dict.fromkeys(self.grading.names, "")
         try:

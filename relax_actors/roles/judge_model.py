@@ -1,4 +1,4 @@
-"""Models of a judge: one that is scored on the possible answers, and one that writes a reason and an answer."""
+"""Models of a judge: one scores the possible answers, one writes reason and answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JudgeModel(Protocol):
 
 
 class ChoosingModel:
-    """Model that scores the choices, several answers, by their log-probs; implements `JudgeModel`.
+    """Model that scores choices by their log-probs; implements `JudgeModel`.
 
     Args:
         engine: the model.
@@ -64,7 +64,7 @@ class ChoosingModel:
 
 
 class WritingModel:
-    """Model that writes an object with a reason and a verdict, in a grammar; implements `JudgeModel`.
+    """Model that writes a reason and a verdict in a grammar; implements `JudgeModel`.
 
     Args:
         engine: the model.

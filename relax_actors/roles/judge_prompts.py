@@ -37,7 +37,7 @@ class JudgePrompts:
         """Questions that were shortened."""
 
     def tokens(self, question: Question) -> NDArray[np.int32]:
-        """Return a question's tokens, `[len] int32`; raises RowError if it is refused, or never fits."""
+        """Return a question's tokens, `[len] int32`; raises RowError if refused or too long."""
         texts = dict(question)
         for cuts in range(MOST_CUTS):
             size = None
@@ -74,7 +74,7 @@ def cut_middle(text: str, length: int) -> str:
 
 
 def check_template(template: str, grading: Grading, setting: str) -> None:
-    """Check that a template shows the responses, and that no text can end its part; raises ConfigError otherwise."""
+    """Check that a template shows responses that cannot end their part; raises ConfigError."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Role `media`: prepares prompts for a model that sees or hears, once for all roles that compute with them."""
+"""Role `media`: prepares prompts with media, once for all roles that compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relax_actors.runtime.role import More, Results
 
 
 class MediaRole(Role):
-    """Decodes images, videos and sounds, stores their features and expands the prompt's placeholders.
+    """Decodes media, stores their features, and expands the prompt's placeholders.
 
     A prompt of text alone gets its column, too: it needs rotary positions.
     """
@@ -69,7 +69,7 @@ class MediaRole(Role):
         return prepared
 
     def metrics(self) -> dict[str, float]:
-        """Return the media decoded and shared by this incarnation, its downloads and the CPU time of decoding."""
+        """Return media decoded and shared, downloads, and CPU time of decoding."""
         preparer = self._preparer
         return {
             "media_processed": preparer.processed,

@@ -33,12 +33,12 @@ from relax_actors.runtime.service_role import ServiceRole
 
 
 def users(config: Config) -> list[str]:
-    """Names of all users: one for each role, and the node supervisors, the operator and read-only observers."""
+    """Names of all users: roles, node supervisors, the operator, and observers."""
     return [*role_names(config), NODE, OPERATOR, OBSERVER]
 
 
 def permissions(config: Config, user: str) -> Permissions:
-    """Subjects that a user may publish and subscribe to; raises ConfigError for an unknown or unusable role."""
+    """Subjects that a user may publish and subscribe to; raises ConfigError."""
     subjects = Subjects(config.run.name)
     answers = Permissions((), (f"{inbox_prefix(config.run.name, user)}.>",))
     if user == OPERATOR:
@@ -77,7 +77,7 @@ def _operator(subjects: Subjects) -> Permissions:
 
 
 def _node(subjects: Subjects) -> Permissions:
-    """Publish events about actors and their supervisors, count failures, return rows of dead actors; write no cell."""
+    """Permit events, failure counts and returned rows of dead actors; no cells."""
     table, log, bucket = _streams(subjects)
     leases = [f"lease.{kind}.*" for kind in ("node", "root", "owner")]
     keys = tuple(bucket_key(subjects, name) for name in [*_failures("*"), *leases])
@@ -89,7 +89,7 @@ def _node(subjects: Subjects) -> Permissions:
 
 
 def _failures(role: str) -> list[str]:
-    """Patterns of the keys that count failures of rows; with all tokens, so that no other key can be written."""
+    """Patterns of keys that count failures of rows, with all tokens: no other key fits."""
     return [f"failure.{role}.{kind}.*.*" for kind in ROW_KINDS]
 
 

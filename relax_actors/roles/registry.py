@@ -28,7 +28,7 @@ def built_in_spec(name: str) -> RoleSpec:
 
 @cache
 def numbered_cells() -> dict[str, type]:
-    """Dataclass of each kind of numbered cells of the built-in roles, whether a run has these roles or not.
+    """Dataclass of each numbered kind of the built-in roles, in this run or not.
 
     Operations belong to no role: the operator writes them, and roles with `RoleSpec.operates`.
     """
@@ -37,7 +37,7 @@ def numbered_cells() -> dict[str, type]:
 
 
 def table_kinds(own: Iterable[RoleSpec] = ()) -> Kinds:
-    """Kinds of cells of a run's table: those of the built-in roles, and of the given roles of the user."""
+    """Kinds of cells of a run's table: those of built-in and of given roles."""
     numbered = [*numbered_cells(), *(kind for spec in own for kind in spec.numbered)]
     return Kinds(ROW_KINDS, tuple(dict.fromkeys(numbered)))
 
@@ -85,7 +85,7 @@ def section_of(config: Config, role: str) -> PoolSection | RoleSection:
 
 
 def unscalable_roles(config: Config, among: Collection[str]) -> dict[str, str]:
-    """Return the roles of a run whose number of actors cannot change while it is up, each with the reason.
+    """Return the roles whose number of actors is fixed in a live run, with the reasons.
 
     Of `among`, whose classes are imported, those that the run does not have are ignored. Raises as `role_class`.
     """
@@ -109,7 +109,7 @@ def unscalable_roles(config: Config, among: Collection[str]) -> dict[str, str]:
 
 
 def role_class(config: Config, name: str) -> type[Role]:
-    """The class of a role; raises ConfigError if the run has no such role, or it is not a usable one."""
+    """The class of a role; raises ConfigError if unknown or unusable."""
     if name in config.roles:
         setting = f"roles.{name}.actor"
         return check_role(ROLES.load(config.roles[name].actor, setting), setting)
@@ -144,7 +144,7 @@ def _built_in_class(config: Config, name: str) -> type[Role]:
 
 
 def _variant(config: Config, name: str) -> str:
-    """Return the class of a built-in role, which differs for episodes and where a teacher writes samples."""
+    """Return the class of a built-in role; episodes and teachers have their own."""
     if name != "rollout":
         return name
     if config.agent is not None:
@@ -167,11 +167,11 @@ def spec_of(config: Config, name: str) -> RoleSpec:
 
 
 def own_single_roles(config: Config, names: Collection[str]) -> list[str]:
-    """Roles of the user, among the given ones, that own state and have one actor in a run; raises as `role_class`."""
+    """The given users' roles that own state and have one actor; raises as `role_class`."""
     return [name for name in names if name in config.roles and spec_of(config, name).single]
 
 
 def make_role(config: Config, name: str) -> Role:
-    """An instance of a role; raises as `role_class`, and ConfigError if the options do not fit the class."""
+    """An instance of a role; raises as `role_class`, and ConfigError for bad options."""
     options = config.roles[name].options if name in config.roles else {}
     return role_class(config, name).build(options, f"roles.{name}")

@@ -1,4 +1,4 @@
-"""Role `reward`: scores the samples of a trajectory with a reward function, in its own process.
+"""Role `reward`: scores samples with a reward function, in its own process.
 
 A reward may also name roles, whose columns hold scores: see `relax_actors.roles.reward_columns`.
 """
@@ -28,7 +28,7 @@ from relax_actors.simulation.devices import REWARD, Devices
 
 
 def with_files(prompt: Prompt, store: Store) -> Prompt:
-    """Return a prompt whose media are files that can be opened; raises StoreError if one leaves the store."""
+    """Return a prompt whose media are files; raises StoreError for paths outside."""
     if not prompt.media:
         return prompt
     media = [replace(m, path=str(store.path(m.path)), stored=False) if m.stored else m for m in prompt.media]
@@ -40,7 +40,7 @@ WAIT_SECONDS = 1.0
 
 
 class RewardRole(Role):
-    """Scores training rows by `reward.function` and held-out rows by the `reward` of their set of [eval]."""
+    """Scores training rows by `reward.function`, held-out rows by their set of [eval]."""
 
     reads: ClassVar = ("prompt", "trajectory")
     writes: ClassVar = "reward"
@@ -92,7 +92,7 @@ class RewardRole(Role):
         return {name: seconds for scorer in scorers for name, seconds in scorer.metrics().items()}
 
     def _scorer(self, row: Row) -> RewardScorer:
-        """Return what scores a row; raises RowError if the row is held out, and no set of [eval] has it."""
+        """Return the scorer of a row; raises RowError if no set of [eval] has it."""
         own = self.context.config.held_out(row.id)
         return self._scorers[repr(self.context.config.reward.function if own is None else own.reward)]
 
@@ -164,7 +164,7 @@ class RewardRole(Role):
 
 
 def _reward_of(totals: Sequence[Total], lengths: np.ndarray) -> Reward:
-    """Return the column of a row; raises RowError for other components or tokens than those of the samples."""
+    """Return the column of a row; raises RowError for wrong components or tokens."""
     names = totals[0].components
     if odd := next((total.components for total in totals if total.components.keys() != names.keys()), None):
         msg = f"a reward gives components {sorted(names)} for one sample and {sorted(odd)} for another"

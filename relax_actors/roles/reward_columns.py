@@ -1,4 +1,4 @@
-"""Scores that other roles compute, as parts of a reward: `{ judge = 0.8 }` in a reward names the role `judge`."""
+"""Scores of other roles as parts of a reward: `{ judge = 0.8 }` names the role `judge`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAINING = "reward.function"
 
 
 def rewards_of(config: Config) -> dict[str, str | dict[str, float]]:
-    """Return the rewards of a run by their settings: that of training rows, and those of the sets of held-out rows."""
+    """Return the rewards of a run by setting: training rows, and sets of held-out rows."""
     held_out = {f"{where}.reward": each.reward for where, each in config.held_out_sets.items()}
     return {TRAINING: config.reward.function} | held_out
 
@@ -31,7 +31,7 @@ def names_of(setting: str | dict[str, float]) -> tuple[str, ...]:
 
 
 def names_in_rewards(config: Config) -> dict[str, tuple[str, ...]]:
-    """Return the names in the rewards of training rows ("group") and, with [eval], of held-out rows ("eval")."""
+    """Return the names in rewards of training ("group") and held-out ("eval") rows."""
     rewards = rewards_of(config)
     training = names_of(rewards.pop(TRAINING))
     held_out = dict.fromkeys(name for setting in rewards.values() for name in names_of(setting))
@@ -49,7 +49,7 @@ def kinds_read(config: Config, name: str, role: Role) -> set[str]:
 
 
 def columns_of(config: Config) -> dict[str, str]:
-    """Return the column of each role that a reward of the run names; imports the classes of these roles."""
+    """Return the column of each role that a reward names; imports their classes."""
     named = {name: None for names in names_in_rewards(config).values() for name in names if name in config.roles}
     return {name: role_class(config, name).writes for name in named}
 
@@ -85,7 +85,7 @@ def check_reward_roles(config: Config) -> None:
 
 
 def scores_of(value: Any, samples: int, name: str) -> list[float | Score]:
-    """Return the scores of a column, one for each sample; raises RowError if one is missing or not finite."""
+    """Return the scores of a column, one a sample; raises RowError for bad ones."""
     if isinstance(value, Reward):
         scores: list[float | Score] = list(_scores(value))
     else:

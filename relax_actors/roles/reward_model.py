@@ -1,4 +1,4 @@
-"""Role `reward_model`: scores of the samples of a row by a trained reward model, for the rewards."""
+"""Role `reward_model`: scores of samples by a trained reward model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # import torch
 
 
 class RewardModel(CheckedRewardModel):
-    """Scores trajectories with a frozen model; writes a `Reward`, which the role `reward` combines with others.
+    """Scores trajectories with a frozen model; the role `reward` combines the scores.
 
     The samples are tokenized by the reward model's own tokenizer and chat template, as the answers of its training. A
     sample whose environment or agent failed has score 0, and the model does not see it. A prompt with media has
@@ -79,7 +79,7 @@ class RewardModel(CheckedRewardModel):
         return engine
 
     def handle_many(self, rows: Sequence[Row]) -> list[Any]:
-        """Score rows together; a row that cannot be scored gets its error, and the others are scored.
+        """Score rows together; a row that cannot be scored gets its error.
 
         Rows whose reward does not read the scores get None.
         """

@@ -1,4 +1,4 @@
-"""Role `rollout`: generates the samples of a row, and records the version that sampled each token."""
+"""Role `rollout`: generates samples, with the version that sampled each token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relax_actors.data.prompt_maker import room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia
 from relax_actors.errors import RelaxError, RowError
-from relax_actors.generation.batch import GUESTS, Kind, Samples
+from relax_actors.generation.batch import SERVICE_REQUESTS, Kind, Samples
 from relax_actors.generation.policy import Policy
 from relax_actors.generation.rows import Rows, SingleTurns, Work
 from relax_actors.generation.sampling import Sampling, sampling_of, template_of
@@ -78,7 +78,9 @@ class Rollout(Role):
         self._settings = config.rollout
         self._tokenizer = Tokenizer(config.model_path)
         self._stop_ids, self._stop_strings = stops_of(self._tokenizer, config.rollout.stop)
-        self._policy = Policy(self.context, self.progress, guests=self.guest_limit(), has_barrier=self.has_barrier())
+        self._policy = Policy(
+            self.context, self.progress, most_service=self.most_service_requests(), has_barrier=self.has_barrier()
+        )
         self._engine, self._stager = self._policy.engine, self._policy.stager
         self._policy.profiles.start()
         self._room = min(self._engine.context_length, room(config))
@@ -134,17 +136,17 @@ class Rollout(Role):
         self._media_of.clear()  # of rows that an earlier call could not generate
         batches = Rows(self._policy, self.make_work, self._sampling, self._admit, more, self.row_limit(), self.progress)
         yield from batches.generate(rows)
-        if self._policy.guests_waiting:
+        if self._policy.service_waiting:
             self.context.wake()  # some requests could not join
 
     def _admit(self, row: Row) -> None:
-        """Check the prompt of a row, and read its media, so that a lost segment is the row's own error."""
+        """Check a row's prompt and read its media: a lost segment is the row's own error."""
         self._checked_prompt(row)
         if self._media is not None:
             self._media_of[row.id] = self._media.of(row.media, row.id)
 
     def make_work(self, sampling: Sampling) -> Work:
-        """Return what turns rows into requests, and answers into results, while one batch key is generated."""
+        """Return the `Work` that turns rows into requests, for one batch key."""
 
         def generate(row: Row) -> Future[Samples]:
             return self._policy.generate(self._request(row, sampling), Kind.ROW)
@@ -158,16 +160,16 @@ class Rollout(Role):
     def serve(self, until: Callable[[], bool]) -> None:
         """Answer requests of the gateway while there is no row; see `Role`."""
         self._policy.serve(until)
-        if self._policy.guests_waiting:
+        if self._policy.service_waiting:
             self.context.wake()
 
     def has_barrier(self) -> bool:
-        """Return whether the turns of all conversations form one batch, so that batches do not depend on time."""
+        """Return whether all conversations' turns form one batch, independent of time."""
         return False
 
-    def guest_limit(self) -> int:
+    def most_service_requests(self) -> int:
         """Return the most requests of the gateway that are generated at once."""
-        return GUESTS
+        return SERVICE_REQUESTS
 
     def _checked_prompt(self, row: Row) -> Prompt:
         """Return the prompt of a row, with its media expanded.
@@ -193,7 +195,7 @@ class Rollout(Role):
             self.context.journal.metric({"kind": "generated", "tokens": tokens, "seconds": round(seconds, 5)})
 
     def _sampling(self, row: Row) -> Sampling:
-        """Return how the samples of a row are drawn; raises RowError if no set of [eval] has a held-out row."""
+        """Return how a row is sampled; raises RowError for a row of no set of [eval]."""
         return sampling_of(self.context.config, row.id, self._baselines)
 
     def _request(self, row: Row, sampling: Sampling) -> GenerationRequest:

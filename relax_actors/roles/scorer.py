@@ -69,7 +69,7 @@ class Scorer(Role):
             yield from backend.check(run.config, run.model.folder, setting)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        """Return the columns to read: the trajectory, and the media of its prompt if the model takes media."""
+        """Return the columns to read: trajectory, and media if the model takes them."""
         return with_media(self.reads, config)
 
     def row_limit(self) -> int:
@@ -183,7 +183,7 @@ class ActorFwd(Scorer):
 
 
 class Squares(ActorFwd):
-    """Computes the sum of the squared probabilities of the whole vocabulary at each token of a trajectory.
+    """Computes sums of squared probabilities of the vocabulary at each token.
 
     The column is `[total] float32` in the layout of `Trajectory.logprobs`. The weights are chosen as by `ActorFwd`.
     """
@@ -192,7 +192,7 @@ class Squares(ActorFwd):
     spec: ClassVar = RoleSpec(device=True, start_order=72, needs_weights="it needs old weights")
 
     def setup(self) -> None:
-        """Build the engine; raises ConfigError if the scoring engine computes no squared probabilities."""
+        """Build the engine; raises ConfigError if it computes no squared probabilities."""
         super().setup()
         if not isinstance(self._engine, SupportsSquares):
             msg = (
@@ -208,7 +208,7 @@ class Squares(ActorFwd):
 
 
 class Reference(Scorer):
-    """Scores trajectories with version 0, or with the version of `algorithm.reference_every` for the row's step."""
+    """Scores trajectories with version 0, or that of `algorithm.reference_every`."""
 
     writes: ClassVar = "reference"
     spec: ClassVar = RoleSpec(device=True, start_order=70, needs_weights="it needs weights 0")

@@ -1,4 +1,4 @@
-"""Role `rollout` of runs in which a teacher writes samples: `algorithm.distil.student_share` below 1."""
+"""Role `rollout` with samples of a teacher: `algorithm.distil.student_share` below 1."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SEEDS = 1 << 63
 
 
 def is_taught(config: Config, step: int, index: int) -> bool:
-    """Return whether the teacher writes the samples of a training row; the run's seed alone decides."""
+    """Return whether the teacher samples a training row; the run's seed decides."""
     drawn = derive_seed(config.run.seed, "teacher", step, index) / SEEDS
     return drawn >= config.algorithm.distil.student_share
 
 
 class TaughtRollout(Rollout):
-    """Generates the samples of rows, some of them with a frozen teacher (GKD, arXiv 2306.13649, algorithm 1).
+    """Generates rows, some by a frozen teacher (GKD, arXiv 2306.13649, algorithm 1).
 
     The teacher is that of [roles.teacher], from its folder or that of the row's source, and reads its hint. Its tokens
     have its own log-probs, and as version the oldest one that may generate the row, without a fingerprint: no version
@@ -53,7 +53,7 @@ class TaughtRollout(Rollout):
                 self._teachers[source] = engine
 
     def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
-        """Generate the rows of the student in continuous batches, and those of the teacher behind them."""
+        """Generate the student's rows in continuous batches, then the teacher's."""
         taught: list[Row] = []
 
         def of_student(arrived: Sequence[Row]) -> list[Row]:

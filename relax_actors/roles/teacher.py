@@ -1,4 +1,4 @@
-"""Role `teacher`: log-probs of another model, or of the live policy with a hint, for distillation."""
+"""Role `teacher`: log-probs of another model, or of the policy with a hint."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Teacher(CheckedTeacher):
             self._frozen = {name: TorchTeacher(config, path, self.device) for name, path in self.by_source.items()}
 
     def use_weights(self, newest_sampled: int) -> None:
-        """Load the newest weights that are ready, at least `newest_sampled`, if the teacher is the live policy."""
+        """Load the newest ready weights, at least `newest_sampled`, of the live policy."""
         if self._is_live:
             self._stager.use_newest(newest_sampled)
 
@@ -123,7 +123,7 @@ class Teacher(CheckedTeacher):
         return [self._with_prompt(sample, hints[sample.row]) for sample in samples]
 
     def _problem_of(self, row: Row) -> RelaxError | None:
-        """Return why a row cannot be scored; a hint can make it too long, and the teacher's context may be shorter."""
+        """Return why a row cannot be scored: hints lengthen it, contexts may be shorter."""
         problem = super()._problem_of(row)
         if problem is not None:
             return problem
@@ -173,7 +173,7 @@ class Teacher(CheckedTeacher):
         return prompt.tokens if self._tokenizer is None else hinted_tokens(self._tokenizer, self.hint, prompt)
 
     def _with_prompt(self, sample: TrainSample, hinted: Hinted) -> TrainSample:
-        """Replace the prompt of a sequence; one that does not begin with the whole prompt is left as it is."""
+        """Replace a sequence's prompt, unless the sequence does not begin with all of it."""
         start, media = len(hinted.before), sample.media
         if len(sample) < start or not np.array_equal(sample.token_ids[:start], hinted.before):
             return sample

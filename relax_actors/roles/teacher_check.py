@@ -177,7 +177,7 @@ def _check_sources(role: CheckedTeacher, config: Config) -> None:
 
 
 def _check_server(role: CheckedTeacher, config: Config, folder: Path) -> Iterator[str]:
-    """Check the vocabulary of a server that answers and names a tokenizer on this machine; a note if it does not."""
+    """Check the vocabulary of a server, or note that it cannot be checked."""
     import httpx  # noqa: PLC0415 only a server needs it
 
     if config.rollout.temperature != 1:
@@ -235,7 +235,7 @@ def _check_hint(hint: str, folder: Path) -> None:
 
 
 def _check_model(config: Config, setting: str, path: Path, folder: Path) -> Iterator[str]:
-    """Check that a teacher's folder holds a model with the student's vocabulary and enough context."""
+    """Check a teacher's folder: a model with the student's vocabulary, enough context."""
     if not any(path.glob("*.safetensors")):
         why = "has no *.safetensors" if path.is_dir() else "does not exist"
         msg = f"{setting} {path} {why}; name the folder of a trained model, such as runs/demo/model"

@@ -254,7 +254,7 @@ class Trainer(StatefulRole):
         self._report(step, batch, rows, StepResult({**result.metrics, **times}, result.micro_batches))
 
     def _train_existing(self, step: int, batch: Batch) -> None:
-        """Replay a step of an earlier incarnation's batch cell; raises FencedError if of a later one."""
+        """Replay a step of an earlier incarnation's batch; raises FencedError for a later one."""
         if batch.incarnation > self.context.incarnation:
             mine = self.context.incarnation
             msg = f"step {step} belongs to incarnation {batch.incarnation}; this is incarnation {mine}, which exits"
@@ -269,7 +269,7 @@ class Trainer(StatefulRole):
         self._report(step, batch, rows, result)
 
     def _finish(self, step: int) -> StepResult:
-        """Take the step and publish its weights, before the engine leaves its device for other actors."""
+        """Take the step and publish its weights, while the engine holds its device."""
         with self.context.device_lock():
             result = self._feed.finish_policy(self._publisher.flush)
             self._publish(step)

@@ -62,20 +62,18 @@ class TurnRollout(Rollout):
         self._counts: defaultdict[str, float] = defaultdict(float)
 
     def has_barrier(self) -> bool:
-        """Return whether a turn waits for the environments of all episodes, as it does in a deterministic run."""
+        """Return whether a turn waits for all environments, as in a deterministic run."""
         return self.context.config.run.deterministic
 
     def make_work(self, sampling: Sampling) -> EpisodeBatch:
         """Return the episodes of rows."""
-        from relax_actors.sessions.episode_batch import EpisodeBatch  # noqa: PLC0415 as above
+        from relax_actors.sessions.episode_batch import EpisodeBatch, Rules  # noqa: PLC0415 as above
 
         return EpisodeBatch(
             self.context,
             self._client,
-            self._conversation,
-            self._limits,
+            Rules(self._conversation, self._limits, self._template(sampling)),
             self._policy,
-            self._template(sampling),
             start=self._start,
             result=self._result,
             counts=self._counts,

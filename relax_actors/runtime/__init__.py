@@ -1,4 +1,4 @@
-"""Runtime of one actor: the `Role` base class, its rows, and the pump between broker and role.
+"""Runtime of an actor: `Role`, its rows, and the pump between broker and role.
 
 Names are imported on first use: commands that need only a run's folder must not import NATS and NumPy.
 """

@@ -90,7 +90,7 @@ class BlackBox:
         self._taken += 1
 
     def forget_deliveries(self) -> None:
-        """Remove all deliveries from the record, because the actor has returned or acknowledged them."""
+        """Forget all deliveries: the actor has returned or acknowledged them."""
         self._map[SIZE:] = bytes(MAX_DELIVERIES * _DELIVERY.size)
         self._taken = 0
 
@@ -100,7 +100,7 @@ class BlackBox:
         self.record([], "start")
 
     def read(self) -> Snapshot:
-        """Read the current record, without deliveries; safe while the actor writes. Malformed parts are left out."""
+        """Read the record, without deliveries, also while it is written."""
         beat, length = self._head()
         try:
             rows, waiting_for, since = json.loads(os.pread(self._file, min(length, SIZE - _TEXT), _TEXT))
@@ -110,7 +110,7 @@ class BlackBox:
             return Snapshot(beat)
 
     def waits(self) -> bool:
-        """Return whether the record says that the actor handles no row and waits; costs one read of a few bytes."""
+        """Return whether the actor handles no row and waits; reads a few bytes."""
         begin = os.pread(self._file, len(_WAITS) + 1, _TEXT)
         return begin.startswith(_WAITS) and not begin.endswith(b'"')
 
@@ -119,7 +119,7 @@ class BlackBox:
         return self._head()[0]
 
     def _head(self) -> tuple[float, int]:
-        """Read time and length. The kernel may copy them while they change, so read until two copies are equal."""
+        """Read time and length, until two copies are equal: they may change meanwhile."""
         head = os.pread(self._file, _HEAD.size, 0)
         for _ in range(HEAD_READS):
             before, head = head, os.pread(self._file, _HEAD.size, 0)

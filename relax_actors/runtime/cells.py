@@ -1,4 +1,4 @@
-"""Access to the table's cells for stateful roles: read columns, and read and write numbered cells.
+"""The table's cells for stateful roles: columns to read, and numbered cells.
 
 A numbered cell (`batch`, `weights`, `checkpoint`, ...) has one owner and a checksum of its subject and
 content.
@@ -46,7 +46,7 @@ def read_numbered(context: Context, cell: Cell, expected: type[T]) -> T | None:
 
 
 def observe(ledger: Observer, context: Context, cell_id: CellId, cell: Cell, expected: type | None) -> Any:
-    """Pass a cell to a ledger; return the value of a numbered cell, or None if it is malformed and was skipped.
+    """Pass a cell to a ledger; return a numbered cell's value, None if malformed.
 
     Args:
         ledger: the ledger.
@@ -69,12 +69,12 @@ def observe(ledger: Observer, context: Context, cell_id: CellId, cell: Cell, exp
 
 
 def is_oversized(cell_id: CellId, cell: Cell) -> bool:
-    """Whether a cell that ends a row is too large to be one; it never counts, and the trainer removes it."""
+    """Whether a cell that ends a row is too large to count; the trainer removes it."""
     return cell_id.field in ("dropped", "quarantined") and len(cell.data) > MAX_END_BYTES
 
 
 def remove_or_wait(context: Context, cell: Cell) -> None:
-    """Remove a cell that takes the place of another; only the trainer may, other roles wait a moment for it."""
+    """Remove a cell that blocks another; roles other than the trainer wait for it."""
     if context.role == "trainer":
         context.table.remove([cell])
     else:
@@ -83,7 +83,7 @@ def remove_or_wait(context: Context, cell: Cell) -> None:
 
 
 def fetch_own(context: Context, subject: str, expected: type[T]) -> T | None:
-    """Fetch a numbered cell that the role owns; a malformed one is reported in an event and removed by the trainer."""
+    """Fetch a numbered cell of the role; the trainer removes a malformed one."""
     table = context.table
     cell = table.get(subject, direct=False)
     if cell is None:
@@ -98,7 +98,7 @@ def fetch_own(context: Context, subject: str, expected: type[T]) -> T | None:
 
 
 def put_own(context: Context, subject: str, value: T) -> T | None:
-    """Write a numbered cell that the role owns; return None if it was written, else the value already there.
+    """Write a numbered cell of the role; return None, or the value that is already there.
 
     Raises:
         BrokerError: malformed cells keep taking its place.
@@ -114,7 +114,7 @@ def put_own(context: Context, subject: str, value: T) -> T | None:
 
 
 def read_column(table: Table, rows: Sequence[RowId], name: str, expected: type[T]) -> list[T | RelaxError]:
-    """Read a column of some rows; a lost column gives a `StoreError`, a malformed one a `CodecError`, in its place."""
+    """Read a column of rows; `StoreError` or `CodecError` in place of lost or malformed ones."""
     resolve = table.store.reader()
     return _read(table, rows, name, lambda _, data: table.read(data, expected, resolve=resolve))
 
@@ -122,7 +122,7 @@ def read_column(table: Table, rows: Sequence[RowId], name: str, expected: type[T
 def read_logprobs(
     table: Table, rows: Sequence[RowId], name: str, trajectories: Sequence[Trajectory | RelaxError]
 ) -> list[Array | RelaxError]:
-    """Read a column of log-probs or values, `[total] float32` in the layout of its trajectory; see `read_column`."""
+    """Read log-probs or values, `[total] float32`, in the layout of the trajectory."""
 
     def read(n: int, data: bytes) -> Array:
         trajectory = trajectories[n]

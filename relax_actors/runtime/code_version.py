@@ -1,4 +1,4 @@
-"""Version of the code that a process runs: digest of the sources, and versions of the libraries that ranks share."""
+"""Version of the code of a process: sources, and libraries that ranks share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def package_version(name: str) -> str:
 
 
 def git_commit() -> str:
-    """Return the commit of the checkout of this package, with `+` if files were changed; empty without one."""
+    """Return the commit of this package's checkout, with `+` if changed; empty without one."""
     folder = Path(__file__).resolve().parents[2]
     git = shutil.which("git")
     if git is None or not (folder / ".git").exists():
@@ -56,5 +56,5 @@ def git_commit() -> str:
 
 
 def rank_version() -> str:
-    """Return what a rank computes with: sources and libraries, in one line; imports none of them."""
+    """Return what a rank computes with, sources and libraries, in one line."""
     return ", ".join([f"relax-actors {source_version()}", *(f"{name} {package_version(name)}" for name in LIBRARIES)])

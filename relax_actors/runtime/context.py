@@ -1,4 +1,4 @@
-"""Context of an actor: its configuration, table, journal, and callbacks into the process that runs it."""
+"""Context of an actor: configuration, table, journal, and callbacks into its process."""
 
 from __future__ import annotations
 

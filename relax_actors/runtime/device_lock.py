@@ -1,4 +1,4 @@
-"""Lock of devices that several actors share: the holder of the lock files may compute, and has its memory there.
+"""Lock of shared devices: the holder may compute, and has its memory there.
 
 Invariant: at most one process holds a device. The kernel releases the locks when their holder ends, however it ends.
 The next waiter of a device also holds a second lock, so that the actor that just released the device cannot take it
@@ -41,7 +41,7 @@ OUT_OF_MEMORY = "OutOfMemoryError"
 
 @runtime_checkable
 class ReleasesMemory(Protocol):
-    """Engine whose tensors can leave its device while other actors compute there. Both methods may be called twice."""
+    """Engine whose tensors can leave its device; both methods may be called twice."""
 
     def release_memory(self, folder: Path | None) -> int:
         """Move the tensors off the device; return the bytes that became free there.
@@ -58,7 +58,7 @@ class ReleasesMemory(Protocol):
 
 
 def device_locks(config: Config, role: str) -> list[Path]:
-    """Return the lock files of the devices that this process shares as an actor of a role, or as its server."""
+    """Return the lock files of the devices that this process shares."""
     device = config.placement.device_of(role)
     names = () if device is None else leased_devices() or (str(device),)
     return [RunFolder(config.folder).device_lock(name) for name in names]
@@ -77,9 +77,23 @@ def is_held_by(paths: Sequence[Path], actor: str) -> bool:
             device.close()
 
 
+@contextmanager
+def kept_free(paths: Sequence[Path], holder: str) -> Iterator[None]:
+    """Let nobody take those of some devices that nobody holds, within the block; `holder` is who keeps them free."""
+    devices = [_Device(path) for path in paths]
+    try:
+        for device in devices:
+            if _try_lock(device.lock):
+                os.pwrite(device.lock, holder.encode().ljust(80), 0)
+        yield
+    finally:
+        for device in devices:
+            device.close()
+
+
 @dataclass(slots=True)
 class Moves:
-    """How often memory moved in one direction, for how many seconds altogether, and the bytes of the last move."""
+    """Moves of memory in one direction: number, seconds, and bytes of the last one."""
 
     count: int = 0
     size: int = 0
@@ -117,7 +131,7 @@ class DeviceLock:
         """Moves of memory off the devices and back."""
 
     def add(self, engine: object) -> None:
-        """Have an engine leave the devices whenever others compute there, from now on; other objects are ignored."""
+        """Have an engine leave the devices whenever others compute there; ignores other objects."""
         if not isinstance(engine, ReleasesMemory):
             return
         with self._turn:
@@ -129,7 +143,7 @@ class DeviceLock:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Wait for the devices and hold them until the end of the block; within another block there is no wait.
+        """Wait for the devices and hold them until the end of the block; blocks may nest.
 
         Raises:
             ActorError: they were not free for `patience` seconds.
@@ -173,7 +187,7 @@ class DeviceLock:
             raise
 
     def _resume(self, began: float) -> None:
-        """Move the engines to the devices; the memory of a holder that was killed may become free only now.
+        """Move the engines to the devices; memory of a killed holder may become free only now.
 
         Raises:
             ActorError: they do not fit.
@@ -237,7 +251,7 @@ class DeviceLock:
         return not all(_try_lock(device.next) and _unlock(device.next) for device in self._devices)
 
     def _watch(self) -> None:
-        """Hand the devices over as soon as another actor waits for them while this one does not compute."""
+        """Hand the devices over when another actor waits and this one does not compute."""
         while not self._closed.wait(WATCH_SECONDS):
             try:
                 with self._turn:
@@ -273,7 +287,7 @@ class DeviceLock:
         return self._devices[0].holder
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds of waiting so far, and turns, bytes and seconds of moving memory off and back."""
+        """Return seconds of waiting, and turns, bytes and seconds of moving memory."""
         figures = {"device_wait_seconds": round(self.waited_seconds, 3)}
         if self._engines:
             figures["device_turns"] = self.released.count

@@ -1,4 +1,4 @@
-"""Durable folders (checkpoints, models): written under a temporary name, synced to disk, then renamed.
+"""Durable folders (checkpoints, models): written aside, synced to disk, then renamed.
 
 Invariant: a folder is visible under its name only when it is complete and on disk.
 """
@@ -25,7 +25,7 @@ _NAME = re.compile(r"(?P<unfinished>\.)?(?P<version>\d+)\.(?P<incarnation>\d+)(?
 
 
 def write(folder: Path, save: Callable[[Path], None], on_full: Callable[[StoreFullError], None] = raise_error) -> None:
-    """Let `save` fill a folder and publish it as `folder`, complete and durable; an existing one is replaced.
+    """Let `save` fill a folder and publish it as `folder`, complete and durable.
 
     Raises:
         StoreFullError: the disk is full, and `on_full` gave up.
@@ -48,7 +48,7 @@ def temporary_path(folder: Path) -> Path:
 
 
 def create_temporary(folder: Path) -> Path:
-    """Create the empty folder `temporary_path(folder)`, for `commit`; remove leftovers of dead writers."""
+    """Create the empty folder `temporary_path(folder)` for `commit`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
         if not Path(f"/proc/{left.name.split('.')[-2]}").exists():
@@ -60,7 +60,7 @@ def create_temporary(folder: Path) -> Path:
 
 
 def commit(unfinished: Path, folder: Path) -> None:
-    """Publish the filled folder of `create_temporary` as `folder`, durably; an existing one is replaced."""
+    """Publish the folder of `create_temporary` as `folder`, durably; replaces another."""
     for path in [*unfinished.rglob("*"), unfinished]:
         _sync(path)
     _exchange(unfinished, folder)
@@ -101,7 +101,7 @@ def verify(folder: Path) -> None:
 
 
 def remove_stale(parent: Path, kept: Collection[str], version: int, incarnation: int) -> None:
-    """Remove checkpoints that will not be loaded, and unfinished or unpublished ones of dead writers.
+    """Remove checkpoints that nobody will load, and those of dead writers.
 
     Args:
         parent: folder of the checkpoints, each named `<version>.<incarnation>`.

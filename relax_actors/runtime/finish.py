@@ -33,7 +33,7 @@ async def ignore_errors(acknowledgement: Awaitable[Any]) -> None:
 
 
 def ends_row(cell: Cell | None) -> bool:
-    """Whether a cell of column `dropped` or `quarantined` ends its row; an oversized one does not."""
+    """Whether a cell of `dropped` or `quarantined` ends its row; an oversized one does not."""
     return cell is not None and len(cell.data) <= MAX_END_BYTES
 
 
@@ -98,7 +98,7 @@ class Finisher:
         await ignore_errors(job.message.ack())
 
     async def _write(self, job: Job, data: bytes) -> bool:
-        """Write a result; quarantine the row if its column was written before the input, which no actor does."""
+        """Write a result; quarantine a row whose column is older than its input."""
         subject = self._table.subject(job.row, job.field)
         while not await self._table.put_async(subject, data):
             existing = await self._table.get_async(subject, direct=False)
@@ -141,14 +141,14 @@ class Finisher:
             await self._stop_run(kind, count, error)
 
     async def _newest_written(self, kind: str) -> int:
-        """Return the sequence number of the newest cell in the role's column of a kind of rows, by any actor, or 0."""
+        """Return the sequence of the newest cell in the role's column of a kind of rows, or 0."""
         if not self._role.writes:
             return 0
         cell = await self._table.get_async(self._table.subjects.column(self._role.writes, kind))
         return 0 if cell is None else cell.sequence
 
     async def _stop_run(self, kind: str, count: int, error: Exception) -> None:
-        """Stop the run, unless other actors of the role have succeeded with such rows since the first failure."""
+        """Stop the run, unless other actors of the role have succeeded since the first failure."""
         others = await self._newest_written(kind) > self._written_before[kind]
         if self._first_rows.is_decided(kind):
             return

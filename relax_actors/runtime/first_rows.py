@@ -1,4 +1,4 @@
-"""Fail fast: stop a run whose first training rows, or first held-out rows, all fail in a role with one error."""
+"""Fail fast: stop a run whose first rows all fail in a role with one error."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ AGAIN = {
 
 
 def first_rows(prompts_per_step: int) -> int:
-    """Return how many rows must fail before a run is stopped: a step's rows, within `MIN_ROWS` and `MAX_ROWS`."""
+    """Return how many rows must fail before a run stops: a step's, within bounds."""
     return max(MIN_ROWS, min(prompts_per_step, MAX_ROWS))
 
 
 def signature(error: BaseException) -> tuple[str, ...]:
-    """Return what two failures of one cause share: the exception's type, and the function that raised it.
+    """Return the common cause of failures: exception type, and the function that raised it.
 
     The message is left out, since it often holds the row's own data. Of a stack, the innermost frame outside libraries
     counts, so that an error inside a parser is an error of the function that called it.

@@ -1,4 +1,4 @@
-"""Pump of stateful roles: feeds their columns in stream order, first the history, then new cells."""
+"""Pump of stateful roles: their columns in stream order, history first, then new cells."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Cells: TypeAlias = list[tuple[CellId, Cell]]
 
 
 class FollowerPump(Pump[Recover | TakeCells]):
-    """Pump of one stateful actor; arguments as in `PoolPump`. An exception of the role ends the process."""
+    """Pump of one stateful actor; see `PoolPump`. The role's exceptions end the process."""
 
     def __init__(self, role: StatefulRole, actor: pykka.ActorRef[RoleActor], watch: Watchdog) -> None:
         self.context, self.actor, self.watch = role.context, actor, watch
@@ -91,7 +91,7 @@ class FollowerPump(Pump[Recover | TakeCells]):
                 return Recover(history)
 
     async def _next_cells(self) -> Cells:
-        """Return the next cells; none after `TICK` seconds without one, or if the actor was asked to stop."""
+        """Return the next cells; none after `TICK` seconds, or if the actor shall stop."""
         messages = await anext(self._batches)
         if self.context.stopping():
             return []
@@ -103,7 +103,7 @@ class FollowerPump(Pump[Recover | TakeCells]):
         return [self._cell(message) for message in messages]
 
     async def _check_fence(self) -> None:
-        """Raise `FencedError` if a later incarnation has started; skip the check if the broker does not answer."""
+        """Raise `FencedError` if a later incarnation started; skipped without a broker."""
         with suppress(TimeoutError):
             if self.context.table.connection.nc.is_connected:
                 await asyncio.wait_for(self.context.raise_if_fenced_async(), ANSWER_SECONDS)

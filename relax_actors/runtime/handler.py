@@ -24,7 +24,7 @@ BLAMELESS_ERRORS = (ActorError, BrokerError, ConfigError, StoreFullError)
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Row being handled: its message and columns; then the column to write (`field`, `data`), or the error."""
+    """Row being handled: message and columns, then the column to write or the error."""
 
     message: Msg
     row: RowId
@@ -40,7 +40,7 @@ Encode: TypeAlias = Callable[[Job, Row, Any], None]
 
 
 class _OpenJobs:
-    """Jobs given to a role: unfinished ones by row, and finished ones that were not reported yet."""
+    """Jobs given to a role: unfinished ones by row, and finished unreported ones."""
 
     def __init__(
         self, table: Table, encode: Callable[[Job, Row, Any, CellEncoder], None], report: Callable[[list[Job]], None]
@@ -85,7 +85,7 @@ class Handler:
         self._check = ResultCheck(role, context)
 
     def run(self, jobs: list[Job], more: Callable[[int], list[Job]], report: Callable[[list[Job]], None]) -> list[Job]:
-        """Handle jobs, and further ones that the role takes in meanwhile; return those that were not reported.
+        """Handle jobs, and those that the role takes meanwhile; return the unreported ones.
 
         `more` takes up to so many further jobs that have arrived; `report` is called with finished jobs while others
         are unfinished.

@@ -1,4 +1,4 @@
-"""Join of a row's columns: from the message of one column to a job with all columns that a role reads.
+"""Join of a row's columns: from a message to a job with all columns that a role reads.
 
 Invariant: a join holds no state. When the last column of a row arrives, the others are looked up in the table.
 """
@@ -29,7 +29,7 @@ IMPLIED = {
 
 
 def trigger_columns(inputs: tuple[str, ...], rewards: str = "reward") -> list[str]:
-    """Return the columns whose arrival may complete a row: those that no other column of `inputs` implies."""
+    """Return columns whose arrival may complete a row: those that no other one implies."""
     inputs = tuple(dict.fromkeys(inputs))
     implied: set[str] = {"prompt"} if len(inputs) > 1 else set()
     for name in inputs:
@@ -66,7 +66,7 @@ class Join:
         return row.kind == "group" and row.step < self._floor
 
     async def join(self, message: Msg) -> Job | None:
-        """Fetch the row's other columns; None if the row is done, gone, or a column is still missing."""
+        """Fetch the row's other columns; None if the row has ended, or a column is missing."""
         try:
             cell = self._table.subjects.parse(message.subject)
         except SubjectError as error:
@@ -103,7 +103,7 @@ class Join:
         return Job(message, row, cells, stored_at)
 
     async def _report_early(self, cell: CellId, missing: list[str]) -> None:
-        """Quarantine a row whose column exists before the columns it is made of; nothing would trigger it again.
+        """Quarantine a row whose column precedes its inputs; nothing would trigger it again.
 
         A row without a prompt is not admitted: the trainer removes its cells. If the row is admitted before, the writer
         of the column notices that the column is older than the prompt.

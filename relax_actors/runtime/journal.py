@@ -1,4 +1,4 @@
-"""Journal of an actor: events and metrics as JSON on the log stream, bounded in size and number."""
+"""Journal of an actor: bounded events and metrics as JSON on the log stream."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Journal:
         self._reporting: set[str] = set()
 
     def event(self, kind: str, *, role: str | None = None, n: int | None = None, **fields: Any) -> None:
-        """Publish an event: `started`, `ready`, `crashed`, `row_quarantined`, ...; callable from any thread."""
+        """Publish an event (`started`, `ready`, `crashed`, ...), from any thread."""
         if not self._limiter.admit(kind, time.monotonic()):
             if kind not in self._reporting:
                 self._reporting.add(kind)
@@ -116,7 +116,7 @@ class Journal:
         future.add_done_callback(self._unsettled.discard)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all events and metrics are stored; return False if some are not after `seconds`."""
+        """Wait until all events and metrics are stored; False if some are not after `seconds`."""
         return not concurrent.futures.wait(tuple(self._unsettled), seconds).not_done
 
     async def _send(self, subject: str, data: bytes) -> None:
@@ -132,7 +132,7 @@ class Journal:
 
 
 def truncate(value: Any, length: int = MAX_TEXT) -> Any:
-    """Cut a field of an event to a size that fits; a text above `length` keeps its beginning and its end."""
+    """Cut a field of an event; a text above `length` keeps its beginning and its end."""
     if isinstance(value, str) and len(value) > length:
         half = length // 2
         return f"{value[:half]} ... {len(value) - 2 * half} characters left out ... {value[-half:]}"

@@ -1,4 +1,4 @@
-"""Logging of the engine's processes: one line an event, to the file that standard error goes to."""
+"""Logging of the processes: one line an event, to the file of standard error."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def rotate(path: Path) -> None:
 
 
 def maintain_root_files(folder: RunFolder) -> None:
-    """Rotate the root's log and touch the folder's lock file; called regularly by the root of a run or a node."""
+    """Rotate the root's log and touch the folder's lock file; called regularly by roots."""
     rotate(folder.log("root"))
     folder.touch_lock()
 
 
 class BestEffortFile:
-    """Text file that drops what it cannot write: a full disk or a closed file must not stop a process that logs."""
+    """Text file that drops what it cannot write: a full disk must not stop a process."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

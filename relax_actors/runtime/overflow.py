@@ -22,7 +22,7 @@ LOOK_SECONDS = 2.0
 
 
 def has_regular(nodes: Mapping[str, Mapping[str, Any]], role: str) -> bool:
-    """Whether a node not marked as spot has a ready actor of a role; the fields of leases may be forged."""
+    """Whether a regular node has a ready actor of a role; fields of leases may be forged."""
     for node in nodes.values():
         children = node.get("children")
         for child, state in children.items() if isinstance(children, dict) and not node.get("spot") else ():
@@ -33,7 +33,7 @@ def has_regular(nodes: Mapping[str, Mapping[str, Any]], role: str) -> bool:
 
 
 class Overflow:
-    """Number of rows that must wait before the actor gets any: its `backlog` while the role has other actors."""
+    """Number of rows that must wait before the actor gets any: `backlog`, or none."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -47,7 +47,7 @@ class Overflow:
         return self._backlog
 
     async def start(self) -> None:
-        """Look whether the role has other actors, now and then in the background. Called in the connection's loop."""
+        """Look whether the role has other actors, regularly in the background."""
         if self._context.backlog:
             await self._look()
             self._task = asyncio.create_task(self._follow())
@@ -71,6 +71,6 @@ class Overflow:
             self._backlog = 0 if self._node is None else self._context.backlog
 
     async def _still_there(self) -> bool:
-        """Whether the node that was found before still has a ready actor: one request instead of one for each node."""
+        """Whether the node found before still has a ready actor, with one request."""
         lease = None if self._node is None else await self._context.state.lease("node", self._node)
         return lease is not None and has_regular({"": lease}, self._context.role)

@@ -1,10 +1,10 @@
-"""Detection of pauses of the whole process: a suspended container, a migrated virtual machine, a sleeping laptop."""
+"""Detection of pauses of the whole process: suspended, migrated, or asleep."""
 
 from __future__ import annotations
 
 
 class PauseDetector:
-    """Detects that a regular check came more than `threshold` seconds late because the process was paused.
+    """Detects that a regular check is `threshold` seconds late because of a pause.
 
     A supervisor uses it so that it does not take its own pause for the silence of a child.
     """
@@ -25,5 +25,5 @@ class PauseDetector:
 
 
 def tolerated_delay(heartbeat: float) -> float:
-    """Return how late a check may be, in seconds, where `heartbeat` seconds of silence mean death."""
+    """Return how many seconds late a check may be, if `heartbeat` of silence means death."""
     return max(0.5, heartbeat / 3)

@@ -136,7 +136,7 @@ class PoolPump(Pump[list[Msg]]):
         await ignore_errors(message.nak())
 
     def wake(self) -> None:
-        """Make `fetch` return, and return prefetched rows even while the current ones are being handled."""
+        """Make `fetch` return, and return prefetched rows even while others are handled."""
         if self._pull is not None:
             self._pull.wake()
             self._ending = asyncio.create_task(self._return_prefetched())
@@ -187,7 +187,7 @@ class PoolPump(Pump[list[Msg]]):
             self._pull.nudge()
 
     async def _process(self, messages: list[Msg], *, accept_more: bool = False) -> None:
-        """Handle messages; with `accept_more`, also rows that arrive meanwhile while the role has room."""
+        """Handle messages; with `accept_more` also rows that arrive while the role has room."""
         if not messages:
             return
         self._accepts_more = accept_more
@@ -219,7 +219,7 @@ class PoolPump(Pump[list[Msg]]):
         return self._pull is not None and bool(self._pull.buffered)
 
     def take_more(self, most: int) -> list[Job]:
-        """Take up to `most` rows that arrived meanwhile, without waiting. Called in the role's thread."""
+        """Take up to `most` rows that have arrived; called in the role's thread."""
         pull = self._pull
         # Cheap test first: a generating role asks between any two tokens.
         if pull is None or most < 1 or not self._accepts_more or pull.is_requested(most):
@@ -251,12 +251,12 @@ class PoolPump(Pump[list[Msg]]):
             self.watch.start_rows([str(job.row) for job in self._jobs])
 
     def _release(self, job: Job) -> None:
-        """Stop extending the job's deadline; an extension after the nak would override the nak's delay."""
+        """Stop extending the job's deadline, which would override the delay of a nak."""
         self._jobs = [other for other in self._jobs if other is not job]
 
 
 class Suspects:
-    """Tells rows whose actors were killed from outside from those that may be the cause of a death."""
+    """Tells rows whose actors were killed from outside from possible causes of a death."""
 
     def __init__(self, context: Context, *, isolates: bool) -> None:
         self._context, self._isolates = context, isolates

@@ -1,4 +1,4 @@
-"""Check of a role's result before it is written, so that an error names the role that made it, not its reader.
+"""Check of a role's result before it is written, so that the error names its author.
 
 Columns of rewards hold one number per sample, `advantage` one per sample or token, columns of log-probs one per token.
 Other columns hold what their readers expect, which only the readers can check.
@@ -69,14 +69,14 @@ class ResultCheck:
                 self._refuse(row, f"token_values for samples of {value.lengths.tolist()} tokens", f"{lengths}")
 
     def _samples(self, row: Row) -> int | None:
-        """Return the number of samples of the row, from a column that the role reads; None if it reads none."""
+        """Return the number of samples of the row, from a column that the role reads, or None."""
         if "trajectory" in row:
             return len(row.trajectory.texts)
         name = next((name for name in self._rewards if name in row), None)
         return None if name is None else len(row.column(name))
 
     def _tokens(self, row: Row) -> int | None:
-        """Return the number of tokens of the row, from its trajectory or token rewards; None if it reads neither."""
+        """Return the number of tokens of the row, from trajectory or token rewards, or None."""
         if "trajectory" in row:
             return len(row.trajectory.token_ids)
         reward = next((row.column(name) for name in self._rewards if name in row), None)

@@ -30,7 +30,7 @@ from relax_actors.runtime.row import Row
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Return value of `Role.handle` that drops the row: it leaves the run untrained and is replaced.
+    """Return value of `Role.handle` that drops the row, which is then replaced.
 
     Attributes:
         reason: short name of the reason, counted by the ledger and the monitors.
@@ -83,7 +83,7 @@ class Role:
     context: Context
 
     def check(self, run: CheckedRun) -> Iterator[str]:  # noqa: ARG002 subclasses use it
-        """Check what the role needs before a run starts; called by `relax check` and `relax up` without `context`.
+        """Check what the role needs, without `context`; for `relax check` and `relax up`.
 
         It imports no engine. It looks for what an actor needs on its machine only if `run.here` has the role.
 
@@ -96,7 +96,7 @@ class Role:
         yield from ()
 
     def setup(self) -> None:
-        """Prepare the actor, e.g. load a model. Called once in the role's thread, before the first row.
+        """Prepare the actor, e.g. load a model; called once in the role's thread, before rows.
 
         An exception ends the process, and the supervisor restarts it. `supervision.start_deadline` bounds the time.
         """
@@ -163,7 +163,7 @@ class Role:
         yield list(zip(rows, values, strict=True))
 
     def serve(self, until: Callable[[], bool]) -> None:
-        """Do work that belongs to no row, such as requests of other actors. Called in the role's thread.
+        """Do work that belongs to no row, such as requests; called in the role's thread.
 
         An actor of a pool calls it after `context.wake()` while no row is handled.
 
@@ -184,7 +184,7 @@ class Role:
         self.context.progress()
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers to publish with the actor's own metrics. Called every second in the event loop's thread.
+        """Return further metrics of the actor; called every second in the event loop's thread.
 
         It runs while a row is being handled, so it should only read attributes. An exception is logged and ignored.
         """
@@ -201,14 +201,14 @@ class Role:
         return handled > 0
 
     def weights_version(self) -> int | None:
-        """Return the version of the verified weights that the actor holds, -1 before the first; None without weights.
+        """Return the verified version that the actor holds, -1 before the first; or None.
 
         Called every second in the event loop's thread, while rows are handled.
         """
         return None
 
     def close(self) -> None:
-        """Release resources. Called once in the role's thread at an orderly end, never after a crash or a kill."""
+        """Release resources; called once in the role's thread at an orderly end."""
 
     @classmethod
     def options(cls) -> dict[str, tuple[Any, Any]]:
@@ -217,5 +217,5 @@ class Role:
 
     @classmethod
     def build(cls, given: dict[str, Any], where: str) -> Role:
-        """Create an instance and set its options; raises ConfigError for unknown, missing or wrong ones."""
+        """Create an instance with options; raises ConfigError for bad ones."""
         return build(cls, Role, given, where, "setup")

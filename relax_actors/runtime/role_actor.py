@@ -1,4 +1,4 @@
-"""Actor of a role: the thread in which a role works, and the messages that its pump sends to it."""
+"""Actor of a role: the thread in which it works, and the messages of its pump."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class HandleRows:
-    """Handle rows, and further ones of their source; the answer is the finished jobs that were not reported."""
+    """Handle rows, and further ones of their source; answers with unreported jobs."""
 
     jobs: list[Job]
     source: RowSource

@@ -15,7 +15,7 @@ from relax_actors.runtime.stateful_role import StatefulRole
 
 
 def _constructor_arguments(cls: type[Role]) -> list[str]:
-    """Names of the arguments that a role's constructor takes; `*args` and `**kwargs` are not counted."""
+    """Names of a role's constructor arguments, without `*args` and `**kwargs`."""
     makes_itself = cls.build.__func__ is not Role.build.__func__  # type: ignore[attr-defined]
     if cls.__init__ is object.__init__ or makes_itself:
         return []
@@ -24,7 +24,7 @@ def _constructor_arguments(cls: type[Role]) -> list[str]:
 
 
 def _role_class(cls: object, where: str) -> type[Role]:
-    """Return `cls` if it is a subclass of `Role` that can be made without arguments; errors as `check_role`."""
+    """Return `cls` if it is a `Role` without constructor arguments; see `check_role`."""
     if not (isinstance(cls, type) and issubclass(cls, Role)):
         msg = f"{where} names {cls!r}, which is not a subclass of relax_actors.Role; write `class <Name>(Role):`"
         raise ConfigError(msg)

@@ -70,7 +70,7 @@ class Row:
 
     @classmethod
     def of(cls, **columns: Any) -> Row:
-        """Build row 0 of step 0 from the values of its columns, of any size, to call a role without a run."""
+        """Build a row from values of columns, to call a role without a run."""
         row = cls(RowId(0, 0), dict.fromkeys(columns, b""), Store(Path()))
         row._values.update(columns)
         return row
@@ -81,7 +81,7 @@ class Row:
         return self.id.kind == "eval"
 
     def column(self, name: str) -> Any:
-        """Return a column by name, for names that are no Python identifiers or are known only at run time.
+        """Return a column by name.
 
         Raises:
             KeyError: the role does not read this column.

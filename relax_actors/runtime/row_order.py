@@ -76,7 +76,7 @@ class RowOrder:
         self._windows = lru_cache(maxsize=2 * len(self._parts))(_Windows)
 
     def item(self, row: RowId) -> int:
-        """Return the item of the data for a row. A successor gets any item of the source of the row before it."""
+        """Return the data item of a row; a successor gets an item of the same source."""
         slot = row.step * self._rows + row.index % self._rows
         k, ordinal = (0, slot) if self._plan is None else self._plan.at(slot)
         part = self._parts[k]
@@ -86,7 +86,7 @@ class RowOrder:
         return part.start + (self._shuffled(part, epoch, place) if self._shuffles else place)
 
     def _shuffled(self, part: Part, epoch: int, place: int) -> int:
-        """Return an item of a part: a permutation, or one in windows of as many blocks as a source holds."""
+        """Return an item of a part: a permutation, or one within windows of blocks."""
         named = (part.name,) if part.name else ()
         seed = derive_seed(self._seed, "epoch", epoch, *named)
         if part.blocks is None or len(part.blocks.sizes) <= part.blocks.held:
@@ -105,7 +105,7 @@ def _listed(seed: int, size: int) -> NDArray[np.int64]:
 
 
 def _computed(seed: int, size: int, i: int) -> int:
-    """Return item i, encrypted by a Feistel network over the next power of 4 until it is below `size`.
+    """Return item i of a Feistel network over the next power of 4, walked until below `size`.
 
     J. Black and P. Rogaway, "Ciphers with arbitrary finite domains" (2002), section 4: as the network permutes its
     domain, the first value below `size` on the cycle from each i is another one.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """Paths of a run. Folders are created when they are first needed; only the run's user may use the top one."""
+    """Paths of a run, created on demand; only the run's user may enter the top folder."""
 
     def __init__(self, root: Path) -> None:
         # A link in place of the folder stays a link, so that `lock` can refuse it.
@@ -141,12 +141,12 @@ class RunFolder:
         return self.root / "devices" / f"{device}.lock"
 
     def server(self, number: int) -> Path:
-        """Record of an actor's inference server, readable by this user only; the folder of that name holds weights."""
+        """Private record of an actor's inference server; the folder beside it holds weights."""
         return self.root / "servers" / f"{number}.json"
 
     @property
     def engines(self) -> Path:
-        """Addresses and keys of the external engines that joined at run time; readable by this user only."""
+        """Private addresses and keys of external engines that joined the live run."""
         return self.root / "engines.json"
 
     def black_box(self, child: str) -> Path:
@@ -195,12 +195,12 @@ class RunFolder:
             os.utime(self.root / "lock")
 
     def save_config(self, config: Config, import_path: str) -> None:
-        """Save the resolved configuration, readable by this user only (it may hold the broker's password)."""
+        """Save the resolved configuration, privately: it may hold the broker's password."""
         body = {"schema": SCHEMA, "import_path": import_path, "config": config.model_dump(mode="json")}
         write_private(self.config, json.dumps(body, indent=1))
 
     def config_fingerprint(self) -> tuple[int, ...]:
-        """Return a value that changes whenever the saved configuration or the node's assignment changes."""
+        """Return a value that changes with the saved configuration or the node's assignment."""
         states = [path.stat() for path in (self.config, self.node) if path.exists()]
         return tuple(number for stat in states for number in (stat.st_mtime_ns, stat.st_ino))
 
@@ -210,7 +210,7 @@ class RunFolder:
         self.save_config(config, body.get("import_path", ""))
 
     def load_config(self) -> Config:
-        """Load the saved configuration, with importable dotted paths; raises ConfigError if there is no valid one."""
+        """Load the saved configuration, with importable dotted paths; raises ConfigError."""
         from relax_actors.config import make_importable, validate  # noqa: PLC0415 imports pydantic
 
         body = self._body()
@@ -218,7 +218,7 @@ class RunFolder:
         return validate(body["config"], str(self.config))
 
     def load_settings(self) -> SavedSettings:
-        """Load the saved settings without validating them again; raises ConfigError if there are none."""
+        """Load the saved settings without validating them again; raises ConfigError."""
         return SavedSettings(self._body()["config"])
 
     def _body(self) -> dict[str, Any]:

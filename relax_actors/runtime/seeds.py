@@ -1,4 +1,4 @@
-"""Seeds of all random choices, from (run seed, step, index) alone, so that a restarted actor repeats its choices."""
+"""Seeds of all random choices, from (run seed, step, index) alone."""
 
 from __future__ import annotations
 

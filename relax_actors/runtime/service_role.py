@@ -30,7 +30,7 @@ class ServiceRole(Role):
         return 0
 
     def fail(self, error: BaseException) -> None:
-        """End the process as crashed, with an error of a task in the background. Called in the event loop's thread."""
+        """End the process as crashed, by an error of a background task, in the event loop."""
         if not self._ended.done():
             self._ended.set_exception(error)
 

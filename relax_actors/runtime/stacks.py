@@ -17,7 +17,7 @@ def thread_stack(thread_id: int | None) -> traceback.StackSummary:
 
 
 def innermost(stack: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """Return the innermost frame outside the standard library and installed packages, or else the innermost frame."""
+    """Return the innermost frame outside of installed packages, or else the innermost."""
     frames = [frame for frame in stack if not frame.filename.startswith((*_LIBRARIES, "<frozen"))] or [*stack]
     return frames[-1] if frames else None
 

@@ -30,7 +30,7 @@ class StatefulRole(Role):
         raise NotImplementedError
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
-        """Rebuild the state. Called once, with all cells that existed when the actor started, in stream order."""
+        """Rebuild the state from all existing cells, in stream order; called once."""
         raise NotImplementedError
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:

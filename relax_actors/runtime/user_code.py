@@ -1,4 +1,4 @@
-"""Code of the user that a role runs: its files, their version, and copies of them in the store.
+"""The user's code that a role runs: files, version, and copies in the store.
 
 The files are found without importing them: the modules that the settings name by dotted paths, and the modules that
 these import, as far as they lie in the folder in which dotted paths are imported. Installed packages are left out. Of a
@@ -64,7 +64,7 @@ def code_files(config: Config, role: str, import_path: Path, *, whole_packages: 
 
 
 def version_of(files: dict[str, Path]) -> str:
-    """Return the version of some code: 16 hex digits of a hash of names and content; empty without files."""
+    """Return the version of code: 16 hex digits over names and content; empty without files."""
     if not files:
         return ""
     digest = xxhash.xxh3_64()
@@ -75,7 +75,7 @@ def version_of(files: dict[str, Path]) -> str:
 
 
 def running_version(config: Config, role: str, import_path: Path) -> str:
-    """Return the version of the code that this process imports for a role; empty if it runs no code of the user."""
+    """Return the version of the user's code in this process for a role; empty without any."""
     if copy := os.environ.get(CODE_VARIABLE):
         return Path(copy).name
     try:
@@ -129,7 +129,7 @@ def _copied(folder: Path) -> dict[str, Path]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts of a tree of settings, names of keys included: functions with weights are keys."""
+    """Yield all texts of a tree of settings, keys included: functions with weights are keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -156,7 +156,7 @@ def _files_of(module: str, import_path: Path) -> Iterator[Path]:
 
 
 def _modules_in(folder: str | os.PathLike[str], package: str) -> Iterator[str]:
-    """Yield the modules of a package, and of folders in it without `__init__.py`; links to folders are left out."""
+    """Yield the modules of a package and of its folders; links to folders are left out."""
     with os.scandir(folder) as entries:
         for entry in entries:
             stem, suffix = os.path.splitext(entry.name)  # noqa: PTH122 a folder may have 100,000 files of data
@@ -171,7 +171,7 @@ def _modules_in(folder: str | os.PathLike[str], package: str) -> Iterator[str]:
 
 
 def _is_own(name: str, import_path: Path) -> bool:
-    """Whether a top-level module is in the folder and in no installed package, which would be found before."""
+    """Whether a top-level module is in the folder and in no installed package."""
     exists = any((import_path / part).exists() for part in (name, f"{name}.py"))
     if not exists or name in PACKAGES or name in sys.stdlib_module_names:
         return False
@@ -180,7 +180,7 @@ def _is_own(name: str, import_path: Path) -> bool:
 
 
 def _imports_of(path: Path, package: str) -> list[str]:
-    """Return the modules that a file may import, those in functions included; nothing for a file with errors."""
+    """Return the modules that a file may import; nothing for a file with errors."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""Watchdog of one actor, within its process: progress, memory, and waiting for room on the disk."""
+"""Watchdog of an actor, in its process: progress, memory, and room on the disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_NAMED = 3
 
 
 class Watchdog:
-    """Ends the process if the role hangs or uses too much memory, and records signs of life in the black box.
+    """Ends the process if the role hangs or uses too much memory; records signs of life.
 
     Args:
         context: the actor's context; its `progress` and `report_waiting` are connected to this watchdog.
@@ -81,7 +81,7 @@ class Watchdog:
         self._box.record(self._rows, waiting_for)
 
     def end_idle_work(self) -> None:
-        """Record that a stateful role has done its background work; it waits for what it reported, or for cells."""
+        """Record that a stateful role has done its background work, and waits for cells."""
         self.end_work()
         if not self._box.read().waiting_for:
             self._box.record([], "new cells")
@@ -131,7 +131,7 @@ def enumerate_rows(rows: Sequence[str]) -> str:
 
 
 class DiskSpaceWait:
-    """Waits for room on a full disk, which counts as progress; called when the store or a checkpoint cannot write.
+    """Waits for room on a full disk, which counts as progress.
 
     It gives up after `patience` seconds.
     """
@@ -160,7 +160,7 @@ class DiskSpaceWait:
 
 
 def limit_memory(memory_limit_mib: int) -> None:
-    """Limit this process's data segment in the kernel, so that an allocation above it fails with MemoryError."""
+    """Limit the data segment in the kernel: a larger allocation fails with MemoryError."""
     bound = memory_limit_mib * MIB
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
 

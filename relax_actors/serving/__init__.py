@@ -1,1 +1,1 @@
-"""HTTP in front of a run: the live policy and sessions of agents, in the protocols that agents speak."""
+"""HTTP in front of a run: the live policy and sessions, in the protocols of agents."""

@@ -1,4 +1,4 @@
-"""Runs an agent that is a program: with a task file, bounded output, and the death of all of its processes."""
+"""Runs an agent program: task file, bounded output, and an end for all of its processes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Program:
         return None if path is None else str(Path(path).absolute())
 
     async def run(self, task: AgentTask, folder: Path) -> AgentResult:
-        """Run the program for a sample in an empty folder. Called in a thread that lives as long as the process.
+        """Run the program for a sample in an empty folder, in a thread that lives as long as it.
 
         A cancelled call kills it with all processes of its group.
 
@@ -131,7 +131,7 @@ class Program:
         }
 
     async def _keep_output(self, pipe: int, file: IO[bytes]) -> bytes:
-        """Write the first bytes of the output to a file, and discard the rest, so that the program never waits.
+        """Write the first bytes of the output to a file and drain the rest.
 
         Returns:
             The last bytes.
@@ -154,7 +154,7 @@ class Program:
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of a process, without one of the few threads that the event loop has for blocking calls."""
+    """Return the exit code of a process without using a thread of the event loop."""
     loop = asyncio.get_running_loop()
     descriptor, ended = os.pidfd_open(process.pid), asyncio.Event()
     loop.add_reader(descriptor, ended.set)
@@ -167,7 +167,7 @@ async def _ended(process: subprocess.Popen[bytes]) -> int:
 
 
 def read_result(path: Path) -> AgentResult:
-    """Return what an agent wrote, no reward without a file; raises AgentError for large and malformed ones."""
+    """Return the result of an agent, without reward if there is no file; raises AgentError."""
     if not path.exists():
         return AgentResult()
     try:
@@ -188,7 +188,7 @@ def read_result(path: Path) -> AgentResult:
 
 
 def _content(path: Path) -> bytes:
-    """Return the content of a regular file; the agent may have left a link, or a pipe that would block."""
+    """Return the content of a regular file; an agent may leave a link, or a pipe that blocks."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             msg = "it is no regular file"

@@ -23,7 +23,7 @@ class AgentStuckError(Exception):
 
 
 class AgentWorker:
-    """Runs agents, `concurrency` of them at once; `done` samples have ended, `failed` of them badly.
+    """Runs up to `concurrency` agents at once; counts samples that ended (`done`) and `failed`.
 
     If the agent raises, the sample has failed, and `on_failure` is called with it and the text of the error. After
     `lease` seconds without a sign of life a sample is given to another worker.

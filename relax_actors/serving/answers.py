@@ -151,7 +151,7 @@ class Answers:
         return [one for answers in each for one in answers]
 
     def _ends(self, ask: Ask) -> list[str]:
-        """Return the mark that ends an answer behind its first tool call, if the client wants one call at most.
+        """Return the text that ends an answer after its first tool call, if the client wants one.
 
         Raises:
             ApiError: the calls of the model have no such mark.
@@ -183,7 +183,7 @@ class Answers:
         return Completed(answer.call or call.call, answer, parsed, text)
 
     async def respond(self, request: Request, ask: Ask, session: str, writer: Writer) -> Response:
-        """Return the response of a request: one body, or a stream. Generation ends if the client leaves before.
+        """Return the response of a request, one body or a stream; a client that leaves ends it.
 
         `writer` makes the body, or the events of a stream.
 

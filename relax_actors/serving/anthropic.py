@@ -71,7 +71,7 @@ class MessagesBody(Undistorted):
 
 
 def messages_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a message as chat messages, results of tools first, one each; raises ApiError for other blocks."""
+    """Return a message as chat messages, tool results first; raises ApiError for other blocks."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
@@ -105,7 +105,7 @@ def _text(content: Any) -> str:
 
 
 def _content(content: Any) -> str | list[dict[str, Any]]:
-    """Return blocks of text and images as the content of a chat message: text alone as one string."""
+    """Return blocks as the content of a chat message: text alone as one string."""
     if isinstance(content, str) or content is None:
         return content or ""
     blocks = content if isinstance(content, list) else [content]

@@ -116,7 +116,7 @@ class Gateway:
         *,
         operates: bool = False,
     ) -> Route:
-        """Return a route of clients of the policy, or of operators, who get an answer however many clients wait."""
+        """Return a route for clients of the policy, or for operators, whose answers never queue."""
         authorize = self._authorize_operator if operates else self._authorize
 
         async def endpoint(request: Request) -> Response:

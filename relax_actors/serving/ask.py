@@ -1,4 +1,4 @@
-"""What a client asks for, whatever protocol it speaks, and the bodies of OpenAI's completion requests."""
+"""Requests of clients in every protocol, and the bodies of OpenAI's completion requests."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class SamplingFields(Undistorted):
     stop_token_ids: StopIds | None = None
 
     def sampling(self, max_tokens: int | None) -> Sampling:
-        """Return the settings of the request; raises ApiError if there are too many stop strings, or an empty one."""
+        """Return the sampling settings; raises ApiError for empty or too many stop strings."""
         return Sampling(
             max_tokens=max_tokens,
             temperature=self.temperature,

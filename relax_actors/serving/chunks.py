@@ -32,7 +32,7 @@ class _CompletionWriter:
         return {"id": f"{self.prefix}-{call}", "object": kind, "created": int(time.time()), "model": model}
 
     def _totals(self, answers: Sequence[Completed]) -> dict[str, Any]:
-        """Return the fingerprint, the usage, and the token ids of the prompt if the client wants them."""
+        """Return fingerprint, usage and, if requested, the token ids of the prompt."""
         prompt, completion = answers[0].answer.prompt, sum(len(one.answer.tokens) for one in answers)
         usage = {
             "prompt_tokens": len(prompt),
@@ -84,7 +84,7 @@ class _CompletionWriter:
         return event(self._head | {"choices": list(choices)} | fields)
 
     def _delta(self, delta: Delta, content: Mapping[str, Any], *, has_news: bool) -> bytes:
-        """Return a chunk with new content, tokens and log-probs; nothing if the client wants none of them."""
+        """Return a chunk with new content, tokens and log-probs, as far as the client wants them."""
         wants_tokens = delta.tokens and (self._ask.logprobs or self._ask.token_ids)
         return self._chunk(self._choice(delta, content)) if has_news or wants_tokens else b""
 

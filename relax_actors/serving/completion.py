@@ -42,7 +42,7 @@ class Completed:
 
 
 def token_response(completed: Completed) -> dict[str, Any]:
-    """Return the body of `/inference/v1/generate`; tokens are written `token_id:<id>`, as its clients demand."""
+    """Return the body of `/inference/v1/generate`, with tokens written `token_id:<id>`."""
     answer = completed.answer
     entries = [
         {"token": f"token_id:{token}", "logprob": logprob}

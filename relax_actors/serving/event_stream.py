@@ -1,4 +1,4 @@
-"""HTTP responses of streams: bounded for clients that read slowly, and closed with their request."""
+"""Streamed HTTP responses: bounded for slow readers, and closed with their request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of an answer in the words of each API, and its grammar, compiled here before it reaches the engine.
+"""Form of an answer in each API, and its grammar, compiled before it reaches the engine.
 
 A schema may be hostile. Its grammar is compiled in a thread of its own, one at a time, with llguidance's limits on
 work, and is refused if that takes more than `COMPILE_SECONDS` of the thread's CPU time.

@@ -8,7 +8,7 @@ from relax_actors.errors import ConfigError
 
 
 def listen(host: str, port: int, who: str = "server", remedy: str = "choose a free address") -> socket.socket:
-    """Return a socket that listens on an address; port 0 is a free one. `who` and `remedy` are for the error.
+    """Return a listening socket; port 0 is any free one. `who` and `remedy` are for the error.
 
     Raises:
         ConfigError: the address is in use, or is none of this machine.

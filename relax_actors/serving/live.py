@@ -38,7 +38,7 @@ class Delta:
 
 
 class Writer(Protocol):
-    """Writes the answers to one request in the form of a protocol: as one body, or as the events of a stream."""
+    """Writes the answers to a request in a protocol: as one body, or as events of a stream."""
 
     is_plain: bool
     """Whether an answer is text alone, which is not taken apart into reasoning, content and calls."""
@@ -83,7 +83,7 @@ class LiveChoice:
         self._news.set()
 
     def delta(self, shown: Shown) -> Delta | None:
-        """Return the new part, None without one; raises ApiError if the answer was restarted and differs."""
+        """Return the new part, or None; raises ApiError if a restarted answer differs."""
         if self._is_other:
             raise _restarted()
         if self._prompt is None or self._sent_tokens == len(self._tokens):
@@ -96,7 +96,7 @@ class LiveChoice:
         return self._new(now, self._tokens, self._logprobs)
 
     def rest(self, answer: Completed, text: tuple[str, str]) -> Delta:
-        """Return what is left when the answer is complete; raises ApiError if the answer differs from what was sent."""
+        """Return the rest of a complete answer; raises ApiError if it differs from what was sent."""
         tokens = answer.answer.tokens.tolist()
         begins_so = all(text[i].startswith(self._sent[i]) for i in range(2))
         if self._is_other or tokens[: self._sent_tokens] != self._tokens[: self._sent_tokens] or not begins_so:
@@ -129,7 +129,7 @@ class LiveStream:
         return self._news.is_set() or self.work.done()
 
     def events(self, writer: Writer, shown: Shown) -> bytes:
-        """Return the events of what is new; raises ApiError if an answer was begun anew, and differs."""
+        """Return the events of the new part; raises ApiError if a restarted answer differs."""
         self._news.clear()
         events = []
         for choice in self._choices:
@@ -175,7 +175,7 @@ _MARKS = {
 
 
 def visible(text: str, tool_format: ToolFormat | None, *, thinks: bool) -> tuple[str, str]:
-    """Return the reasoning and the content that a text will show for certain; see `parse_answer`.
+    """Return the reasoning and content that cannot change any more; see `parse_answer`.
 
     Invariant: what is shown of a beginning of an answer is a beginning of what is shown of the whole.
 

@@ -11,10 +11,10 @@ OnPiece: TypeAlias = Callable[[GeneratePiece], None]
 
 
 class Policy(Protocol):
-    """The live policy of a run, and the sessions of its agents. All methods run in the event loop's thread."""
+    """The live policy of a run and its sessions. All methods run in the event loop's thread."""
 
     async def generate(self, call: GenerateCall, on_piece: OnPiece | None = None) -> GenerateAnswer:
-        """Return the answer to a call, or why there is none, within `call.seconds`; cancelling it ends the generation.
+        """Return the answer to a call, or a refusal, within `call.seconds`; may be cancelled.
 
         `on_piece` gets pieces of the answer while it is generated, if the call wants them.
         """

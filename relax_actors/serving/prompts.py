@@ -69,7 +69,7 @@ class Prompts:
         return self._dialogue.prompt(ask.messages, ask.tools, ask.settings, asks=asks)
 
     async def free(self, ask: Ask, *, asks: bool = True) -> dict[str, Any]:
-        """Return a call's fields without a session: tokens, and messages that show media; raises as `tokens`."""
+        """Return a call's fields without a session: tokens, and messages with media; see `tokens`."""
         fields: dict[str, Any] = {"tokens": await self.tokens(ask, asks=asks)}
         return fields | {"messages": ask.messages} if shows_media(ask.messages) else fields
 
@@ -95,7 +95,7 @@ class Prompts:
         *,
         asks: bool = True,
     ) -> NDArray[np.int32]:
-        """Return the tokens of a prompt as the model reads them, those of its media included; see `tokens`.
+        """Return the tokens of a prompt as the model reads them, media included; see `tokens`.
 
         `settings` are further variables of the chat template.
 

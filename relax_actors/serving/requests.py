@@ -17,7 +17,7 @@ MAX_DEPTH = 48
 
 
 def bearer(request: Request) -> str:
-    """Return the token of a request: `Authorization: Bearer`, or Anthropic's `x-api-key`; empty if there is none."""
+    """Return the bearer token of a request, or Anthropic's `x-api-key`; empty without one."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
 
@@ -33,7 +33,7 @@ def is_retry(request: Request) -> bool:
 
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Return the JSON object in a request's body; raises ApiError if it is none, too large, slow or deep."""
+    """Return the JSON object of a body; raises ApiError if it is malformed, large or slow."""
     length = request.headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit() or int(length[:20]) > max_bytes:
         raise _too_large(max_bytes)

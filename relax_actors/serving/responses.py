@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses`, as far as agents use it: input items, function tools, output items, stream events."""
+"""OpenAI's `/v1/responses` for agents: input items, function tools, outputs, events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ResponsesBody(Undistorted):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def ask(self) -> Ask:
-        """Return what the client asks for; raises ApiError for unsupported settings and malformed items."""
+        """Return the request of a client; raises ApiError for unsupported settings and items."""
         if self.previous_response_id:
             msg = "previous_response_id is not supported: nothing is stored; send the whole conversation as `input`"
             raise ApiError(400, msg, "unsupported_parameter")
@@ -64,7 +64,7 @@ class ResponsesBody(Undistorted):
 
 
 def messages_of(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return input items as chat messages, a given answer with its calls as one; raises ApiError for others."""
+    """Return input items as chat messages, an answer with its calls as one; raises ApiError."""
     messages: list[dict[str, Any]] = []
     for item in items:
         kind = item.get("type", "message")

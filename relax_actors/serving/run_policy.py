@@ -1,4 +1,4 @@
-"""The live policy of a run, reached over NATS: requests go to the actors of the role `rollout`.
+"""The live policy over NATS: requests go to the actors of the role `rollout`.
 
 Requests of one session go to the same actor as long as it lives, so that its engine finds the prefix in its cache.
 """
@@ -60,7 +60,7 @@ class RunPolicy:
         self._suspects = SuspectCalls()
 
     async def generate(self, call: GenerateCall, on_piece: OnPiece | None = None) -> GenerateAnswer:
-        """Return the answer of an actor; retry on another actor if this one dies or is busy: the pieces restart.
+        """Return the answer of an actor; retry on another actor if this one dies or is busy.
 
         Raises:
             ApiError: no actor answered within `call.seconds`, or actors have died with the call.
@@ -88,7 +88,7 @@ class RunPolicy:
         task.add_done_callback(self._notes.discard)
 
     async def session(self, call: SessionCall) -> SessionAnswer:
-        """Take, keep, show or end a session, or step its environment; raises ApiError if no actor answered in time."""
+        """Take, renew, show, step or end a session; raises ApiError if no actor answers in time."""
         if call.kind != "take":
             section, seconds = self._context.config.environment, SESSION_SECONDS
             if call.kind == "environment" and section is not None:
@@ -160,7 +160,7 @@ class RunPolicy:
         return answer
 
     async def _may_be_cause(self, call: GenerateCall) -> bool:
-        """Whether a call may have killed the actors that died with it, and their rows must not die once more.
+        """Whether a call may have killed the actors that died with it.
 
         Where the row of a session tells that its actors were killed from outside, the call is not the cause.
         """
@@ -184,7 +184,7 @@ class RunPolicy:
             return "is over: its row has ended" if await self._ended_rows.has(row, time.monotonic()) else ""
 
     def _remember(self, session: str, n: int) -> None:
-        """Ask this actor first for a session; it may forget, and another one may hold the session later."""
+        """Remember the actor that was last known to hold a session."""
         self._holders.pop(session, None)
         self._holders[session] = n
         while len(self._holders) > 1 << 16:
@@ -198,7 +198,7 @@ class RunPolicy:
         seconds: float,
         on_piece: OnPiece | None = None,
     ) -> Answer | None:
-        """Send a call to an actor; None if it is gone, restarted, cut off, or does not answer in time."""
+        """Send a call to an actor; None if it is gone, restarted, cut off, or too slow."""
         table, incarnation = self._context.table, self._members.get(n)
         subject, nc = table.subjects.service("generate", n), table.connection.nc
         data = encode(call, self._context.author)
@@ -267,7 +267,7 @@ def _unanswered(seconds: float) -> ApiError:
 
 
 def _ranked(key: str, members: dict[int, int]) -> list[int]:
-    """Return actors in an order that follows from a key; a new actor changes the first of few keys only."""
+    """Return actors ordered by a key, so that a new actor changes the first of few keys."""
     return sorted(members, key=lambda n: xxhash.xxh3_64_intdigest(f"{key}|{n}".encode()), reverse=True)
 
 
@@ -280,7 +280,7 @@ class EndedRows:
         self._looked: dict[RowId, tuple[float, bool]] = {}
 
     async def has(self, row: RowId, now: float) -> bool:
-        """Whether a row has its trajectory, was dropped or quarantined, was removed, or never existed.
+        """Whether a row has ended: generated, dropped, quarantined, removed, or never existed.
 
         Repeats the look-up until the broker answers.
         """

@@ -1,4 +1,4 @@
-"""HTTP server of gateway and console: uvicorn in a running event loop, with deadlines for idle connections."""
+"""HTTP server of gateway and console: uvicorn in a running event loop, with deadlines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Protocol(H11Protocol):
 
 
 class _HeadLimit:
-    """Application that refuses large heads: the parser limits those that arrive in pieces, but not whole ones."""
+    """Application that refuses large request heads, which the parser limits only in pieces."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -68,7 +68,7 @@ class _HeadLimit:
 
 
 class HttpServer:
-    """Serves an ASGI application on one address, with `connections` at most, and TLS if there is a `certificate`.
+    """Serves an ASGI application on one address, with a limit of connections, and with TLS.
 
     `listener` is a socket of `relax_actors.serving.listening.listen`, which is closed at the end.
     """

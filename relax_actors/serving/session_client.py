@@ -39,7 +39,7 @@ class AgentTask:
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """What came of an agent; `metrics` become metrics of the sample. In a run with players, `rewards` names theirs."""
+    """Result of an agent; `metrics` become metrics of the sample, `rewards` name players."""
 
     reward: float | None = None
     metrics: dict[str, float] | None = None
@@ -79,7 +79,7 @@ class EnvironmentFailedError(Exception):
 
 
 class TaskEnvironment:
-    """The run's environment [environment] in the session of an agent. Its rewards are those of the sample."""
+    """The run's [environment] in the session of an agent; its rewards are the sample's."""
 
     def __init__(self, task: AgentTask) -> None:
         self._task, self._turn = task, -1
@@ -120,7 +120,7 @@ class SessionClient:
         self._http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False)
 
     async def take(self, lease: float) -> AgentTask | None:
-        """Take a sample; None if none waits. Without a sign of life for `lease` seconds, another agent gets it."""
+        """Take a sample, or None; after `lease` seconds without a sign of life it is taken again."""
         answer = await self._post("/sessions", self._token, {"lease_seconds": lease})
         if answer is None:
             return None
@@ -132,7 +132,7 @@ class SessionClient:
         await self._post(f"/sessions/{task.session}/keep", task.api_key, {})
 
     async def step(self, task: AgentTask, turn: int, action: str) -> Seen:
-        """Reset the run's environment with turn -1, or pass it action `turn`. Repeating it changes nothing.
+        """Reset the run's environment with turn -1, or pass action `turn`; idempotent.
 
         Raises:
             SessionGoneError: the session is over.
@@ -144,7 +144,7 @@ class SessionClient:
         return Seen(**{name: answer[name] for name in ("messages", "reward", "done", "truncated", "metrics")})
 
     async def end(self, task: AgentTask, result: AgentResult, error: str = "") -> None:
-        """End a session with the result of its agent, or with why it failed. Repeating it changes nothing.
+        """End a session with the result of its agent, or with its error; idempotent.
 
         Raises:
             SessionGoneError: it is over.

@@ -69,7 +69,7 @@ class SessionRoutes:
         return JSONResponse(self._state(request, await self._policy.session(SessionCall("show", session))))
 
     async def environment(self, request: Request, session: str) -> Response:
-        """Reset the run's environment for the sample of a session, or step it; a repeated turn has the same answer."""
+        """Reset or step the run's environment for a session; a repeated turn has the same answer."""
         body = validated(StepBody, await read_object(request, self._limits.max_body_bytes))
         answer = await self._policy.session(SessionCall("environment", session, turn=body.turn, action=body.action))
         if answer.refusal or answer.seen is None:

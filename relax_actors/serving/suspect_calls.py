@@ -1,4 +1,4 @@
-"""Calls that were in the hands of rollout actors that died before they answered: one of them may be the cause."""
+"""Calls of rollout actors that died before they answered: a call may be the cause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Suspect:
 
 
 class SuspectCalls:
-    """Counts the deaths of actors by what they were asked, so that a repeated request is known again.
+    """Counts the deaths of actors by request, so that a repeated request is recognised.
 
     Used in the event loop's thread.
     """
@@ -62,7 +62,7 @@ class SuspectCalls:
 
     @asynccontextmanager
     async def turn(self, call: GenerateCall) -> AsyncIterator[None]:
-        """Wait until no other suspect has been sent for `PROBATION_SECONDS` or is unanswered for less."""
+        """Wait for the turn of a suspect: one at a time, `PROBATION_SECONDS` apart."""
         if not self.deaths(call):
             yield
             return
@@ -84,6 +84,6 @@ class SuspectCalls:
 
 
 def _key(call: GenerateCall) -> str:
-    """Return a hash of what an actor reads of a call; sessions of different samples may ask the same."""
+    """Return a hash of what an actor reads of a call, without its session."""
     content = json.dumps([call.text, call.messages, call.tools, call.settings], sort_keys=True, default=repr)
     return hashlib.sha256(content.encode(errors="surrogatepass") + call.tokens.tobytes()).hexdigest()

@@ -16,7 +16,7 @@ MIN_TOKEN = 16
 
 
 def load_or_create_secret(path: Path) -> str:
-    """Return the secret in a file that only its owner may read; write a random one if there is no file."""
+    """Return the secret in a private file; create it with a random secret if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
         own = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
@@ -31,7 +31,7 @@ def load_or_create_secret(path: Path) -> str:
 
 
 def read_tokens(path: Path, setting: str = "gateway.token_file") -> tuple[str, ...]:
-    """Return the tokens in a file, one a line; raises ConfigError if one is short, or others may read it."""
+    """Return the tokens in a file, one a line; raises ConfigError if short or not private."""
     try:
         mode = path.stat().st_mode & 0o077
         tokens = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())

@@ -1,1 +1,1 @@
-"""Sessions: the samples of rows that take several turns, with agents or with environments of the run."""
+"""Sessions: samples of several turns, with agents or with environments of the run."""

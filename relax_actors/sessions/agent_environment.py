@@ -1,4 +1,4 @@
-"""The run's environment in sessions of agents: an agent resets it and steps it over the gateway.
+"""The run's environment in sessions of agents, who reset and step it over the gateway.
 
 Invariant: an agent gets no answer of an environment that is not in the log of its row. An actor that takes the row over
 opens the environment again with the recorded actions, and answers repeated steps from the record.
@@ -150,7 +150,7 @@ def problem_of(messages: Sequence[Message]) -> str:
 
 
 def client_message(message: Message) -> Message:
-    """Return a message of an environment as JSON: bytes of a medium as a data URI, in the spelling of OpenAI's API.
+    """Return a message of an environment as JSON, with media as data URIs, as in OpenAI's API.
 
     The policy reads it if the client sends it on as it is.
     """

@@ -1,4 +1,4 @@
-"""Sessions of agents in a rollout actor: their requests continue token sequences, and every answer is written first.
+"""Agents' sessions in a rollout actor: requests extend sequences, answers are logged first.
 
 All methods run in the event loop's thread.
 """
@@ -122,7 +122,7 @@ class AgentSessions:
             self._unrecorded[session.row] = text
 
     async def _record(self, session: Session) -> None:
-        """Record the states of a session that the log does not have yet, or check that this actor holds its row.
+        """Record states of a session that the log lacks, or check that this actor holds its row.
 
         Raises:
             RowTakenError: this actor does not hold it.
@@ -137,7 +137,7 @@ class AgentSessions:
         self._check(session.row)
 
     def _log_of(self, session: Session) -> AbstractAsyncContextManager[LogWriter]:
-        """Give the log of a session; raises RowTakenError if its row is another actor's, or another delivery."""
+        """Return the log of a session; raises RowTakenError if another actor has its row."""
         if not self.book.holds(session):
             raise released(session.row)
         return self._logs.holding(session.row)
@@ -212,7 +212,7 @@ class AgentSessions:
         return replace(session.shown(call.session, now), seen=seen)
 
     def _find(self, name: str, now: float) -> Session:
-        """Return a session and renew its lease; raises Refused if this actor does not hold it, or it is over."""
+        """Return a session and renew its lease; raises Refused if it is over or elsewhere."""
         session = self.book.find(name, now)
         if isinstance(session, Session):
             return session
@@ -264,7 +264,7 @@ class AgentSessions:
                 return await self._answer(delivery, call, watch, author)
 
     def _failed(self, session: str, error: RelaxError) -> str:
-        """Report an error of the actor's surroundings, which the agent's request did not cause; return its text."""
+        """Report an error that the request did not cause; return its text."""
         detail = f"{type(error).__name__}: {error}"[:500]
         self._context.journal.event("request_failed", session=session[:128], error=detail)
         return detail
@@ -308,7 +308,7 @@ class AgentSessions:
         return self._agent_turns.answer(session.forest, numbers)
 
     async def _check_turns_left(self, session: Session, call: GenerateCall) -> None:
-        """Check that a session may have further answers, or end it; raises Refused if it has had all."""
+        """Check that a session may have further answers; raises Refused and ends it otherwise."""
         most, used = self._rules.max_turns, session.forest.used
         if used >= most:
             session.end(FinishReason.MAX_TURNS)
@@ -320,6 +320,6 @@ class AgentSessions:
 
 
 def _renew(session: Session, call: GenerateCall) -> None:
-    """Renew the lease of a session after an answer; raises Refused if it ended or has another agent."""
+    """Renew the lease of a session after an answer; raises Refused if it is no longer held."""
     check_current(session, call)
     session.alive_until = time.monotonic() + session.lease

@@ -45,7 +45,7 @@ class AgentTurns:
         self._prompts = Prompts(dialogue)
 
     async def shown(self, session: Session, call: GenerateCall) -> tuple[GenerateCall, Shown | None]:
-        """Return a call with its media named by their hashes, and these media; None for a model that reads text only.
+        """Return a call with media named by hash, and the media; None for a text model.
 
         Raises:
             RowError: a medium may not be used, or cannot be read.
@@ -82,7 +82,7 @@ class AgentTurns:
         return self._prompts.plan(forest, call)
 
     def requests(self, session: Session, call: GenerateCall, plan: Continuation) -> list[GenerationRequest]:
-        """Return the requests of a call, one an answer: sampling is that of the run, and seeds follow from the row.
+        """Return the requests of a call, one an answer; the row decides sampling and seeds.
 
         Raises:
             Refused: no room is left, or the answers cannot end behind their first tool call.
@@ -123,7 +123,7 @@ class AgentTurns:
     async def generate(
         self, requests: Sequence[GenerationRequest], call: GenerateCall, watch: CallWatch
     ) -> list[Generation]:
-        """Generate the answers to a call together; raises Refused, and ends the others, if one fails."""
+        """Generate the answers to a call together; raises Refused, and ends all, if one fails."""
         watches = [watch] if len(requests) == 1 else [watch.of_choice(index) for index in range(len(requests))]
         answers = [
             asyncio.ensure_future(self._service.ask(request, call.call, call.seconds, own))
@@ -138,7 +138,7 @@ class AgentTurns:
     def turns(
         self, call: GenerateCall, plan: Continuation, prompt: NDArray[Any], said: Sequence[Generation]
     ) -> list[Turn]:
-        """Return the turns of the answers `said` to a call, whose model has read `prompt`, `[len] int32`."""
+        """Return the turns of the answers `said` to a call; `prompt`, `[len] int32`, was read."""
         before = len(prompt) - len(plan.observed)
         turns = []
         for index, answer in enumerate(said):
@@ -175,7 +175,7 @@ def prompt_of(forest: Forest, plan: Continuation) -> NDArray[Any]:
 
 
 def asked_key(call: GenerateCall) -> str:
-    """Return the key by which a call finds recorded answers: what it asks, and for how many answers."""
+    """Return the key of a call's recorded answers: its content and the number of answers."""
     key = _keys(call)[-1] if call.messages else prompt_key(call.text or call.tokens.tolist(), call.player)
     return key if call.n == 1 else f"{key}.{call.n}"
 

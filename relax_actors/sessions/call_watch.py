@@ -35,7 +35,7 @@ class CallWatch:
         """Number of tokens sampled so far, if tokens are wanted."""
 
     def of_choice(self, index: int) -> CallWatch:
-        """Return the watch of one of several answers to the call, which is cancelled together with this one."""
+        """Return the watch of another answer to the call, which is cancelled with this one."""
         send = self._send
 
         async def send_indexed(piece: GeneratePiece) -> None:

@@ -104,7 +104,7 @@ class Prompts:
         self._dialogue, self._tokenizer = dialogue, dialogue.tokenizer
 
     def plan(self, forest: Forest, call: GenerateCall) -> Continuation:
-        """Return what a prompt continues: the longest of the player's earlier turns that it begins with.
+        """Return what a prompt continues: the longest earlier turn that it starts with.
 
         Raises:
             RowError: the text cannot be tokenized.
@@ -128,7 +128,7 @@ class Prompts:
         return {"role": "assistant", "content": text}
 
     def _text_end(self, forest: Forest, number: int, text: str) -> int:
-        """Return where the text of a turn, and of all before it, ends in a prompt; 0 if the prompt begins otherwise.
+        """Return where the text up to a turn ends in a prompt; 0 if the prompt differs.
 
         The stop string that ended an answer may stand in the prompt or not: the policy has read it in both cases.
         """

@@ -1,4 +1,4 @@
-"""Tokens of the observations of an episode: by the chat template of the model, or as plain text."""
+"""Tokens of observations: by the chat template of the model, or as plain text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_MARKERS: Mapping[str, str] = MappingProxyType({})
 
 
 class PlainConversation:
-    """Conversation of a model without chat template: the texts of the messages, one behind the other.
+    """Conversation of a model without chat template: the texts of messages, concatenated.
 
     All methods raise RowError for messages with parts that the model does not read; `markers` are the texts that stand
     for a medium of each kind that it does.
@@ -47,7 +47,7 @@ class PlainConversation:
 
 
 class ChatConversation:
-    """Conversation by the chat template of the model. All methods raise RowError for messages that cannot be rendered.
+    """Conversation by the model's chat template; raises RowError if it refuses messages.
 
     Args:
         tokenizer: of the model.
@@ -141,7 +141,7 @@ def conversation_of(
     family: Family | None = None,
     branches: bool = True,
 ) -> Conversation:
-    """Return the conversation of a model, with the family of a multimodal one; raises as `ChatConversation`."""
+    """Return the conversation of a model, with its family if it reads media; may raise."""
     kinds = () if family is None else family.kinds
     if chat:
         return ChatConversation(tokenizer, tools, kinds, branches=branches)
@@ -150,7 +150,7 @@ def conversation_of(
 
 
 def text_of(messages: Sequence[Message], markers: Mapping[str, str] = NO_MARKERS) -> str:
-    """Return the texts of messages, one behind the other; `markers` stand for media. Raises as `check_parts`."""
+    """Return the concatenated texts of messages; `markers` stand for media."""
     check_parts(messages, markers)
     contents = [message.get("content") or "" for message in messages]
     parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
@@ -161,7 +161,7 @@ def text_of(messages: Sequence[Message], markers: Mapping[str, str] = NO_MARKERS
 
 
 def check_parts(messages: Sequence[Message], kinds: Collection[str] = ()) -> None:
-    """Check that messages hold text and media of these kinds alone; raises RowError if a message holds another part."""
+    """Check that messages hold text and media of these kinds; raises RowError otherwise."""
     for message in messages:
         content = message.get("content")
         for part in () if isinstance(content, str) else content or ():

@@ -74,7 +74,7 @@ class Deliveries:
             delivery.depart()
 
     def on_arrival(self, call: str) -> None:
-        """Note that a client has its answer, although a gateway may have reported before that it left."""
+        """Note that a client has its answer, although the gateway reported that it left."""
         if (delivery := self._given.pop(call, None)) is not None:
             for number in delivery.numbers:
                 delivery.session.forest.arrived(number)

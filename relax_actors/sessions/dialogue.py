@@ -66,7 +66,7 @@ class Dialogue:
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Message], settings: Mapping[str, Any], *, asks: bool = True
     ) -> NDArray[np.int32]:
-        """Return the tokens of a conversation, `[len] int32`; raises RowError if the template refuses it."""
+        """Return the tokens of a conversation, `[len] int32`; raises RowError."""
         if not self.tokenizer.chat_template:
             msg = "the model has no chat template; use /v1/completions, or add chat_template.jinja to the model folder"
             raise RowError(msg)
@@ -93,7 +93,7 @@ class Dialogue:
         tools: Sequence[Message],
         settings: Mapping[str, Any],
     ) -> Extension:
-        """Return the tokens of messages behind a sampled answer, and whether they continue it; see `Renderer.extend`.
+        """Return the tokens of messages behind a sampled answer, and whether they continue it.
 
         `history` are the messages before the answer `[len] int32`, and `new` those behind it.
 
@@ -170,7 +170,7 @@ class Dialogue:
 
 
 def before_stop(text: str, stop: str, behind: str) -> str:
-    """Return a text without the stop string that ended it and what is behind it; see `Dialogue.stop_of`."""
+    """Return a text up to the stop string that ended it; see `Dialogue.stop_of`."""
     if not stop or text.endswith(stop + behind):
         return text.removesuffix(stop + behind)
     # The decoder leaves special tokens out.
@@ -202,7 +202,7 @@ def answer_message(parsed: ParsedAnswer, call: str) -> Message:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Report what a template refuses without the paths and settings of the run, which clients do not have."""
+    """Report a template's refusal without paths and settings of the run."""
     try:
         yield
     except TemplateError as error:
@@ -211,7 +211,7 @@ def _refusals() -> Iterator[None]:
 
 
 def for_template(message: Message, kinds: Collection[str] = ()) -> Message:
-    """Return a message as chat templates read it: text as one string, arguments of calls as objects.
+    """Return a message as chat templates read it: text as one string, arguments as objects.
 
     Media of `kinds`, in any spelling of `PART_TYPES`, become `{"type": <kind>}`.
 

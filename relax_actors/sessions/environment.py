@@ -1,4 +1,4 @@
-"""The loop that plays an episode, and the environment of a session. Without input and output.
+"""The loop that plays an episode, and the environment of a session; pure.
 
 A loop is a generator: it yields what has to be done, an operation of the environment or the generation of a turn, and
 is sent the outcome. It can begin in any place of an episode: the environment is opened again with the actions so far.
@@ -55,7 +55,7 @@ class SessionEnvironment:
     def answer(
         self, actions: Sequence[str], seen: Sequence[EnvironmentAnswer]
     ) -> Generator[Open | Act, EnvironmentAnswer, EnvironmentAnswer]:
-        """Return the answer to the last action, or to the reset if there is none; open the environment if necessary.
+        """Return the answer to the last action or reset; open the environment if necessary.
 
         Args:
             actions: actions of the model so far.
@@ -80,7 +80,7 @@ class SessionEnvironment:
         raise EnvironmentFailedError(answer.error, answer.detail)
 
     def _open(self, actions: Sequence[str], seen: Sequence[EnvironmentAnswer]) -> Open:
-        """Return the operation that brings a new environment behind actions, by its state or by repeating them."""
+        """Return the operation that restores a new environment: by its state or by actions."""
         self.counts["sessions_opened"] += 1
         self.name = f"{self.session}@{self.author}.{self.counts['sessions_opened']:.0f}"
         state = seen[-1].state if actions else None

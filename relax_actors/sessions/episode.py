@@ -1,4 +1,4 @@
-"""Episode: the session of a sample that the run's environment plays. Data, without input and output.
+"""Episode: the session of a sample that the run's environment plays; pure data.
 
 The model reads each `step` of the environment; `ask` gives the request of its turn, and `say` takes the turn, until one
 of them ends the episode. With players the model plays each of them: a player sees the observations that the environment
@@ -118,7 +118,7 @@ class Episode:
         return derive_seed(self.start.seed, "turn", self.start.sample, self.turns, *again)
 
     def step(self, seen: EnvironmentAnswer, recorded: Turn | None = None) -> None:
-        """Take what the environment answered to its reset or to the last action; the model reads it, or it is the end.
+        """Take the environment's answer to the reset or the last action.
 
         The tokens of a turn that was `recorded` are taken in place of rendering the messages.
 
@@ -184,7 +184,7 @@ class Episode:
         )
 
     def say(self, answer: Generation) -> SessionTurn:
-        """Take what the model says, and return the turn as it is written down; the environment answers next."""
+        """Take the model's answer, and return the turn to record; the environment answers next."""
         reading = self._expected()
         before, message = self.forest.length(reading.parent), self._message(answer.tokens)
         return self._enter(reading.turn(answer, before, message, player=self.player))
@@ -221,7 +221,7 @@ class Episode:
         )
 
     def repeat(self, written: SessionTurn | SessionStep | SessionState) -> bool:
-        """Take a turn or an end that was written down; False if it does not follow what the episode has so far."""
+        """Replay a recorded turn or end; False if it does not follow."""
         if not isinstance(written, SessionTurn):
             return isinstance(written, SessionState) and self._repeat_end(written)
         if written.attempt > self.attempt and written.number == 0:
@@ -259,7 +259,7 @@ class Episode:
 
     @property
     def rewards(self) -> dict[str, float]:
-        """Reward of each player, the sum of those of its turns; without players, under the empty name."""
+        """Reward of each player, summed over its turns; without players under the empty name."""
         return {
             player: float(np.sum([*self._turn_rewards(player), self._owed[player]], dtype=np.float64))
             for player in self._players
@@ -270,7 +270,7 @@ class Episode:
         return [reward for turn, reward in turns if turn.player == player]
 
     def sample(self, *, trained: bool = True, everyone: bool = False) -> Sample:
-        """Return the sample of an episode that has ended; its loss mask is empty unless it is trained.
+        """Return the sample of an ended episode; its loss mask is empty unless it is trained.
 
         The mask covers the trained players, or `everyone`, as in held-out rows.
         """
@@ -299,7 +299,7 @@ class Episode:
         )
 
     def _dialogue(self) -> list[Message]:
-        """Return the whole conversation, the last answer included, with hashes in place of the bytes of media."""
+        """Return the whole conversation, with hashes in place of the bytes of media."""
         said = [dict(message) for message in self.start.messages]
         player = self._players[0]
         for number, seen in enumerate(self.seen):

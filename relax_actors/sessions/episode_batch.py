@@ -29,7 +29,7 @@ from relax_actors.sessions.episode_start import Limits, Start, starts_of, task_o
 from relax_actors.sessions.session_log import LazyLog, read_logs
 
 WAIT_SECONDS = 0.05
-"""Longest wait for an environment's answer before rows and guests are looked for again."""
+"""Longest wait for an environment's answer before rows and service requests are looked for again."""
 LOOK_SECONDS = 1.0
 """Interval of looking for episodes that have taken too long."""
 
@@ -53,8 +53,23 @@ class Live:
     asked: Future[Samples] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the episodes of an actor are played.
+
+    Attributes:
+        conversation: renders observations.
+        limits: limits of an episode.
+        template: settings of the requests, with the number of samples of a row.
+    """
+
+    conversation: Conversation
+    limits: Limits
+    template: GenerationRequest
+
+
 class EpisodeBatch:
-    """Episodes of the rows that an actor generates together; see `relax_actors.generation.rows.Work`.
+    """Episodes of the rows that an actor generates together; a `generation.rows.Work`.
 
     With a barrier, as in a deterministic run, a turn of all samples forms one batch, whatever time their environments
     take, so that the run computes the same bits again.
@@ -62,10 +77,8 @@ class EpisodeBatch:
     Args:
         context: context of the actor, whose run has the section [environment].
         client: talks to the actors that host environments.
-        conversation: renders observations.
-        limits: limits of an episode.
+        rules: how episodes are played.
         policy: generates turns.
-        template: settings of the requests, with the number of samples of a row.
         start: returns the prompt of a row.
         result: returns the result of a row that is over.
         counts: turns generated, turns taken from the logs of rows instead, environments opened, lost and failed, and
@@ -75,26 +88,24 @@ class EpisodeBatch:
         groups: rows that are not over.
     """
 
-    asks_as_guests = False
+    uses_service = False
 
     def __init__(
         self,
         context: Context,
         client: EnvironmentClient,
-        conversation: Conversation,
-        limits: Limits,
+        rules: Rules,
         policy: Generates,
-        template: GenerationRequest,
         *,
         start: Callable[[Row], Start],
         result: Callable[[EpisodeGroup], Any],
         counts: MutableMapping[str, float],
     ) -> None:
         assert context.config.environment is not None  # noqa: S101 the role is chosen by this section
-        self._context, self._client, self._conversation = context, client, conversation
+        self._context, self._client, self._rules = context, client, rules
         self._section, self._settings = context.config.environment, context.config.rollout
-        self._barrier, self._limits = context.config.run.deterministic, limits
-        self._policy, self._template, self._start, self._result = policy, template, start, result
+        self._barrier = context.config.run.deterministic
+        self._policy, self._start, self._result = policy, start, result
         self.groups: list[EpisodeGroup] = []
         self._playing: dict[Episode, Live] = {}
         self._operations: list[Operation] = []
@@ -119,19 +130,17 @@ class EpisodeBatch:
     def open(self, rows: Sequence[Row]) -> list[tuple[Row, RelaxError]]:
         """Begin with rows, or continue where the last actor that had them wrote turns down."""
         bad: list[tuple[Row, RelaxError]] = []
-        table, template = self._context.table, self._template
+        table, rules = self._context.table, self._rules
         logs = table.call(read_logs(table, [row.id for row in rows])) if rows else {}
         for row in rows:
             cells, length = logs[row.id]
             try:
-                starts = starts_of(
-                    self._start(row), template.samples, template.greedy_samples, self._conversation, self._section
-                )
+                starts = starts_of(self._start(row), rules.template, rules.conversation, self._section)
             except RowError as error:
                 bad.append((row, error))
                 continue
             group = EpisodeGroup(row, LazyLog(table, row.id, length), time.monotonic())
-            group.members = [Episode(start, self._limits, self._conversation) for start in starts]
+            group.members = [Episode(start, rules.limits, rules.conversation) for start in starts]
             if repeated := group.restore(cells):
                 self.counts["turns_repeated"] += repeated
                 self._context.journal.event("row_resumed", row=str(row.id), turns=repeated)
@@ -148,7 +157,7 @@ class EpisodeBatch:
         environment = SessionEnvironment(
             f"{group.row.id}.{sample}", task_of(prompt), seed, author, self._leave, self.counts
         )
-        playing = play(episode, environment, self._template, group.log, partial(self._fail, group))
+        playing = play(episode, environment, self._rules.template, group.log, partial(self._fail, group))
         live = Live(episode, group, environment, playing)
         self._playing[episode] = live
         self._advance(live, None)
@@ -204,7 +213,7 @@ class EpisodeBatch:
         self.counts["environment_wait_seconds"] += time.monotonic() - start
 
     def _take_answers(self, timeout: float) -> None:
-        """Take the answers of environments that have arrived; waits at most `timeout` seconds for the first one."""
+        """Take the answers of environments; wait at most `timeout` seconds for the first one."""
         for answer in self._client.take(timeout):
             if (live := self._waiting.pop(answer.session, None)) is not None:
                 self._advance(live, answer)
@@ -226,7 +235,7 @@ class EpisodeBatch:
         self._ready = [(live, request) for live, request in self._ready if live.episode in self._playing]
 
     def _ask(self) -> None:
-        """Ask for the turns that are ready; with a barrier, once no episode waits for its environment."""
+        """Request the turns that are ready; with a barrier, once no environment is awaited."""
         if self._barrier and self._waiting:
             return
         if self._barrier:
@@ -261,7 +270,7 @@ class EpisodeBatch:
         self._submit()
 
     def _write_turns(self) -> None:
-        """Write the turns of rows whose work is worth more than rollout.turn_log_after; all if the actor stops."""
+        """Write the turns of rows worth more than rollout.turn_log_after; all when stopping."""
         stopping = self._context.stopping()
         if not (self._has_new_turns or stopping):
             return

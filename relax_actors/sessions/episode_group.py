@@ -39,7 +39,7 @@ class EpisodeGroup:
     earlier: float = 0.0
 
     def restore(self, logs: Sequence[SessionLog]) -> int:
-        """Bring the samples to where the logs of earlier actors end; return the number of turns that were taken."""
+        """Replay the logs of earlier actors; return the number of turns taken from them."""
         self.earlier = max([self.earlier, *(log.seconds for log in logs)])
         return restore(self.members, logs)
 
@@ -53,7 +53,7 @@ class EpisodeGroup:
         return all(episode.state is not None for episode in self.members)
 
     def result(self, section: EnvironmentSection, fingerprints: Mapping[int, str]) -> Trajectory | Drop:
-        """Return the trajectory of a row that is over, or why it is dropped, as `section` says of samples that failed.
+        """Return the trajectory of a finished row, or why it is dropped; see [environment].
 
         Raises:
             EpisodesFailedError: the environment of every sample failed.
@@ -106,7 +106,7 @@ def _without_reward(sample: Sample) -> Sample:
 
 
 def _with_prompt(sample: Sample, prompt: Array) -> Sample:
-    """Give a sample that ended before its environment gave a prompt that of another sample: no sequence is empty."""
+    """Give a sample without a prompt the prompt of another sample: no sequence is empty."""
     if any(len(sequence.token_ids) for sequence in sample.sequences):
         return sample
     return replace(sample, sequences=(untrained(prompt, sample.sequences[0].player),))

@@ -33,7 +33,7 @@ class EpisodeReader:
         self.media: dict[int, PromptMedia | None] = {ROOT: start.media}
 
     def read(self, parent: int, new: Sequence[Message], player: str, where: str) -> Continuation:
-        """Return what the model reads of an observation, behind the last turn of its player, or `ROOT`.
+        """Return what the model reads of an observation, behind a turn of its player or `ROOT`.
 
         `where` names the observation in errors.
 
@@ -73,7 +73,7 @@ class EpisodeReader:
         return Continuation(base.parent, turn.observed, [*base.new, *plain_messages(new)], media, turn.media)
 
     def _base(self, parent: int, *, is_new: bool) -> Continuation:
-        """Return what is read before an observation: a new sequence begins with the conversation so far."""
+        """Return what precedes an observation: a new sequence starts with the conversation."""
         start, none = self._start, None if self._start.prepare is None else self._start.prepare.reader.none
         if is_new:
             said = start.messages if parent == ROOT else self._forest.conversation(parent)
@@ -83,7 +83,7 @@ class EpisodeReader:
         return Continuation(ROOT, start.tokens, start.messages, start.media, [start.observed] if start.observed else [])
 
     def _extension(self, parent: int, new: Sequence[Message]) -> Array | None:
-        """Return the tokens of messages behind a turn or the prompt; None if a new sequence begins with them."""
+        """Return the tokens of messages behind a turn; None if they start a new sequence."""
         if parent != ROOT:
             answer, history = self._forest.turns[parent].tokens, self._forest.conversation(parent)[:-1]
             extension = self._conversation.extend(history, answer, new)

@@ -11,6 +11,7 @@ import numpy as np
 from broker.codec import Array
 from broker.subjects import RowId
 from relax_actors.config.environment import EnvironmentSection
+from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.messages import MediaSource, ObservedMedia, Prompt
 from relax_actors.sessions.conversation import Conversation
@@ -70,12 +71,12 @@ class Start:
 
 
 def starts_of(
-    first: Start, samples: int, greedy: int, conversation: Conversation, section: EnvironmentSection
+    first: Start, template: GenerationRequest, conversation: Conversation, section: EnvironmentSection
 ) -> list[Start]:
     """Return what the episodes of a row begin with.
 
-    `greedy` of the samples, the last ones, are greedy. The conversation may add tools to the prompt; `section` says
-    where the prompt comes from, and who plays.
+    `template` has the number of samples, of which the last ones are greedy. The conversation may add tools to the
+    prompt; `section` says where the prompt comes from, and who plays.
 
     Raises:
         RowError: the prompt cannot be rendered.
@@ -90,11 +91,12 @@ def starts_of(
             where = f"the prompt with its tools of {first.row}"
             read = prepare.append(0, prepare.reader.none, first.tokens, first.sources, first.row, where)
             first = replace(first, tokens=read.tokens, media=read.media, observed=read.observed)
-    return [replace(first, sample=i, greedy=i >= samples - greedy) for i in range(samples)]
+    sampled = template.samples - template.greedy_samples
+    return [replace(first, sample=i, greedy=i >= sampled) for i in range(template.samples)]
 
 
 def task_of(prompt: Prompt) -> dict[str, Any]:
-    """Return a row's task as an environment gets it; `stored` media have their paths in the store."""
+    """Return a row's task for an environment; `stored` media have their paths in the store."""
     task = {"prompt": prompt.messages or prompt.text, "answer": prompt.answer, "metadata": prompt.metadata}
     if prompt.media:
         task["media"] = [{"kind": one.kind, "path": one.path, "stored": one.stored} for one in prompt.media]

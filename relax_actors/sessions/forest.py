@@ -133,14 +133,14 @@ class Forest:
         return ROOT, 0
 
     def restart(self) -> None:
-        """Begin to replay: the agent was restarted and knows nothing. Turns that it does not reach again are unused."""
+        """Start a replay: the agent was restarted; turns that it does not reach stay unused."""
         self._given.clear()
         self._used.clear()
         self._in_doubt.clear()
         self._departed.clear()
 
     def forget(self) -> None:
-        """Begin anew: no turn so far answers or continues a request. Their numbers stay taken, so that seeds differ."""
+        """Start over: earlier turns answer no request, but their numbers stay taken for seeds."""
         self.restart()
         self.beginnings += 1
         for index in (self._by_state, self._by_asked, self._by_call):
@@ -165,7 +165,7 @@ class Forest:
         self._departed.discard(number)
 
     def departed(self, number: int) -> None:
-        """Note that the agent has left without the answer of a turn; it gets it when it asks the same again.
+        """Note that the agent left without an answer; a repeated request gets it.
 
         Until then the turn is not exported.
         """
@@ -223,7 +223,7 @@ class Forest:
         return len(self._used)
 
     def exported(self) -> set[int]:
-        """Return the used turns, except turns whose answer the agent neither received nor asked for again."""
+        """Return the used turns whose answers the agent received or requested again."""
         parents = {self.turns[number].parent for number in self._used}
         return self._used - (self._departed - parents)
 
@@ -233,7 +233,7 @@ class Forest:
         return max(self.exported(), default=ROOT)
 
     def said(self, players: Sequence[str] = ("",)) -> list[dict[str, Any]]:
-        """Return the conversation of each player up to its newest exported turn; messages of players name them."""
+        """Return each player's conversation up to its newest exported turn."""
         newest = self._newest()
         return [
             {**message, "player": player} if player else message
@@ -296,7 +296,7 @@ class Forest:
 
 
 def _entropies(turns: Sequence[Turn]) -> Array | None:
-    """Return the entropies of a sequence, `[len] float32`; None unless they are known of all its sampled tokens."""
+    """Return the entropies of a sequence, `[len] float32`; None unless all are known."""
     parts: list[Array] = []
     for turn in turns:
         if turn.entropies is None and len(turn.tokens):

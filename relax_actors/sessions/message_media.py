@@ -1,4 +1,4 @@
-"""Media in messages of agents and of other clients of the gateway: prepared once, and named by their hashes then.
+"""Media in messages of agents and clients: prepared once, then named by their hashes.
 
 A client sends bytes as data URIs, or URLs that [media.urls] allows, never paths. The media of a row's own prompt are in
 the messages of the agent's task as `relax-media:<number>`, and may be sent back as they are.
@@ -53,7 +53,7 @@ class Shown:
 
 
 class MessageMedia:
-    """Prepares what clients show to a model. Coroutines run in the event loop, and the work in threads.
+    """Prepares media of clients: coroutines run in the event loop, the work in threads.
 
     Downloads have threads of their own, so that a slow server delays the requests alone that need it.
     """
@@ -125,7 +125,7 @@ class MessageMedia:
     async def read(
         self, path: Sequence[Turn], length: int, tokens: Array, sources: Sequence[MediaSource], row: RowId
     ) -> Observation:
-        """Expand the placeholders of tokens that follow a path of turns; see `ObservationMedia.append`.
+        """Expand the placeholders of tokens behind a path of turns; see `ObservationMedia.append`.
 
         The path goes from a root to the turn that is continued, and has `length` tokens. `sources` are in the order of
         their placeholders, one each.
@@ -166,7 +166,7 @@ New = dict[str, tuple[Medium, str]]
 def _contents(
     messages: Sequence[Message], own: Sequence[MediaSource], known: Mapping[str, MediaSource]
 ) -> tuple[list[list[Part] | None], New]:
-    """Return each message's parts, None without a list, and unknown media; raises RowError for other parts."""
+    """Return each message's parts and unknown media; raises RowError for other parts."""
     shown = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), list))
     if shown > MAX_PARTS:
         msg = f"the messages have {shown} parts, at most {MAX_PARTS}; leave some out"
@@ -266,7 +266,7 @@ def _named(kind: str, number: int) -> Message:
 
 
 def _own_name(part: Mapping[str, Any]) -> str | None:
-    """Return the name of a medium of the row's own prompt that a part holds; None if it holds another one."""
+    """Return the name of a medium of the row's own prompt; None for another medium."""
     if not is_medium(part):
         return None
     for value in part.values():

@@ -1,4 +1,4 @@
-"""Media of observations: what an environment or a tool shows to a sequence that is being generated.
+"""Media of observations: what an environment or a tool shows during generation.
 
 They are prepared as the media of prompts are, once, before the model reads them; rollout and trainer then read the same
 bits from the store.
@@ -45,7 +45,7 @@ class Observation:
 
 
 class ObservationMedia:
-    """Prepares media that arrive during a rollout. `admit` may be called from any thread, `append` in one.
+    """Prepares media during a rollout; `admit` from any thread, `append` from one.
 
     Args:
         context: context of the actor, in a run of a multimodal model.
@@ -77,7 +77,7 @@ class ObservationMedia:
         self.placeholders = [self.family.ids[kind] for kind in self.family.kinds]
 
     def admit(self, media: Sequence[Medium], row: RowId, where: str) -> list[MediaSource]:
-        """Copy media to the store; files must lie in a folder that [media] allows, and may disappear afterwards.
+        """Copy media to the store; files must lie in a folder that [media] allows.
 
         The step's folder of `row` gets them; `where` names them in errors.
 
@@ -92,7 +92,7 @@ class ObservationMedia:
     def admit_messages(
         self, messages: Sequence[Message], row: RowId, where: str
     ) -> tuple[list[Message], list[MediaSource]]:
-        """Copy the media of an environment's messages to the store; arguments and errors as those of `admit`.
+        """Copy the media of an environment's messages to the store; see `admit`.
 
         Returns:
             The messages with parts `{"type": "text", "text": ...}` and `{"type": <kind>}`, and their media in order.

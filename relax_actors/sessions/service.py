@@ -1,4 +1,4 @@
-"""Rollout's end of the gateway: requests arrive over NATS, join the engine's running batch, and are answered."""
+"""The gateway's requests in a rollout actor: they arrive over NATS and join its batch."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class GenerationService:
         return self.answer(request.tokens, generation, call.call)
 
     def request(self, call: GenerateCall) -> GenerationRequest:
-        """Return the request of a call without a session; raises Refused if no answer can be generated."""
+        """Return the request of a call without a session; raises Refused."""
         settings = self._context.config.rollout
         room = self._room - len(call.tokens)
         if not len(call.tokens) or room < 1:
@@ -260,7 +260,7 @@ class GenerationService:
         leaves the queue or the batch.
         """
         watch = watch or CallWatch()
-        if self._policy.guests_waiting >= MAX_WAITING:
+        if self._policy.service_waiting >= MAX_WAITING:
             raise Refused(Refusal.BUSY, f"{MAX_WAITING} requests wait for the engine; try again")
         pending = self._policy.generate(replace(request, watch=watch))
         left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -311,7 +311,7 @@ class GenerationService:
 
 
 def refused_call(error: ConfigError | RowError) -> GenerateAnswer:
-    """Return the answer to a call that the template, the tokenizer, its media or its grammar have refused."""
+    """Return the answer to a call that template, tokenizer, media or grammar refused."""
     refusals: dict[type[Exception], Refusal] = {TooLongError: Refusal.TOO_LONG, SlowRowError: Refusal.BUSY}
     return GenerateAnswer(refusal=refusals.get(type(error), Refusal.INVALID), detail=str(error)[:500])
 

@@ -1,4 +1,4 @@
-"""Sessions that a rollout actor holds: who works on which sample, and how each ended. Pure: the clock is passed in."""
+"""Sessions of a rollout actor: who works on which sample, and its end; pure."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Session:
     stepping: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def end(self, reason: FinishReason, result: SessionCall | None = None) -> None:
-        """End the sample, unless it has ended before; `result` has the rewards and metrics of its agent."""
+        """End the sample once; `result` has the rewards and metrics of its agent."""
         if self.state is None:
             turns = sorted(self.forest.exported())
             given = (None, {}, {}) if result is None else (result.reward, result.metrics, result.rewards)
@@ -133,7 +133,7 @@ class Session:
             self.forest.restart()
 
     def repeat(self, written: SessionTurn | SessionStep | SessionState) -> bool:
-        """Take what was written down; turns behind one that is lost are left out, because they may continue it."""
+        """Replay recorded states; turns behind a lost turn are left out."""
         if isinstance(written, SessionTurn):
             follows = written.number == len(self.forest.turns) > written.turn.parent
             if follows:
@@ -149,7 +149,7 @@ class Session:
         return follows
 
     def shown(self, name: str, now: float) -> SessionAnswer:
-        """Return the state of the session for the agent that has an id of it, and never the id of another agent."""
+        """Return the state of a session for its agent, without the ids of other agents."""
         is_open = self.state is None and self.id == name
         seconds = max(0.0, self.ends_at - now) if is_open else 0.0
         return SessionAnswer(session=name, task=dict(self.task), seconds=seconds, turns=self.forest.used)
@@ -208,7 +208,7 @@ class SessionBook:
         session.alive_until, session.ends_at = now + session.lease, now + self._rules.seconds
 
     def find(self, name: str, now: float) -> Session | str:
-        """Return the session of an id and renew its lease; else why there is none: "elsewhere" or "ended"."""
+        """Return a session and renew its lease; or "elsewhere" or "ended"."""
         if (parsed := _parsed(name)) is None:
             return "ended"
         row, sample, attempt = parsed
@@ -250,7 +250,7 @@ class SessionBook:
         return [session for sessions in self._rows.values() for session in sessions if session.unrecorded]
 
     def holds(self, session: Session) -> bool:
-        """Whether a session is still the current one of its sample, and its row was not delivered again."""
+        """Whether a session is still the current one of its sample and delivery."""
         return any(session is one for one in self._rows.get(session.row, ()))
 
     def is_over(self, row: RowId) -> bool:

@@ -10,7 +10,7 @@ from relax_actors.sessions.session_book import Session
 
 
 def check_current(session: Session, call: GenerateCall | SessionCall) -> None:
-    """Check that a session is still its agent's, as it may end while a request waits; raises Refused."""
+    """Check that a session is still its agent's after a wait; raises Refused."""
     if session.id != call.session:
         raise Refused(Refusal.ENDED, over(call.session, "another agent has its sample"))
     if session.state is not None:
@@ -23,7 +23,7 @@ def over(name: str, why: str) -> str:
 
 
 def check_player(call: GenerateCall, players: Sequence[str]) -> None:
-    """Check that a request names one of the players, if there are any; raises Refused if it does not."""
+    """Check that a request names one of the players, if any; raises Refused."""
     if call.player in (players or ("",)):
         return
     if not players:
@@ -35,7 +35,7 @@ def check_player(call: GenerateCall, players: Sequence[str]) -> None:
 
 
 def check_branches(call: GenerateCall, branches: str) -> None:
-    """Check that a request for several answers suits `agent.branches`; raises Refused if it does not."""
+    """Check that a request for several answers suits `agent.branches`; raises Refused."""
     if call.n > 1 and branches == "last":
         detail = (
             f'n = {call.n} needs agent.branches = "all": with "last" the branch with the last answer alone is trained, '
@@ -45,7 +45,7 @@ def check_branches(call: GenerateCall, branches: str) -> None:
 
 
 def check_rewards(call: SessionCall, players: Sequence[str]) -> None:
-    """Check that an agent rewards the players by name, if there are any; raises Refused if it does not."""
+    """Check that an agent rewards the players by name, if any; raises Refused."""
     if unknown := [name for name in call.rewards if name not in players]:
         known = f"agent.players are {', '.join(players)}" if players else "agent.players is not set; send `reward`"
         raise Refused(Refusal.INVALID, f"`rewards` names the player {unknown[0][:64]!r}, but {known}")

@@ -1,4 +1,4 @@
-"""Log of the samples of a row: cells `turns.0.<k>`, from which an actor that takes the row over goes on.
+"""Log of a row's samples: cells `turns.0.<k>`, from which the next actor continues.
 
 Invariant: with agents, a row's log has one writer at a time. An actor appends a cell as it takes a row over; the former
 one, which was presumed dead but may still run, then finds its next place taken and writes no more. So what an actor has
@@ -33,7 +33,7 @@ MAX_UNWRITTEN = 64
 
 
 class LogWriter:
-    """Appends to the log of one row, one cell after the other. All coroutines run in the event loop's thread.
+    """Appends to the log of one row, cell by cell, in the event loop's thread.
 
     `length` cells are in the log; `checks_last` has it check before each cell that the log was not removed.
     """
@@ -118,7 +118,7 @@ async def read_logs(table: Table, rows: Sequence[RowId]) -> dict[RowId, tuple[li
 
 
 async def take_log(table: Table, row: RowId) -> tuple[list[SessionLog], LogWriter]:
-    """Take the log of a row over from the actor that wrote it before; return its cells, and the writer of further ones.
+    """Take over the log of a row; return its cells, and a writer for further cells.
 
     Where cells are lost, the agent's next request begins a tree of its own.
     """
@@ -133,7 +133,7 @@ async def take_log(table: Table, row: RowId) -> tuple[list[SessionLog], LogWrite
 
 
 class LazyLog:
-    """Log of a row whose work can be done again: what is added waits for `flush`, which waits for nothing.
+    """Log of a row whose work is repeatable: additions wait for `flush`, which never waits.
 
     Used from one thread. Where another actor has taken a place, the next free one follows: digests of what came before
     keep the turns of two actors apart (`SessionTurn.before`).
@@ -154,7 +154,7 @@ class LazyLog:
             self._cell.states.append(one)
 
     def flush(self, seconds: float = 0.0) -> None:
-        """Write what was added, with the seconds spent on the row; raises BrokerError if an earlier cell failed."""
+        """Write additions with the seconds spent on the row; raises BrokerError."""
         if not (self._cell.turns or self._cell.states):
             return
         cell, self._cell = replace(self._cell, seconds=seconds), SessionLog()
@@ -205,7 +205,7 @@ class HeldLogs:
 
     @asynccontextmanager
     async def holding(self, row: RowId) -> AsyncIterator[LogWriter]:
-        """Give the writer of a row; raises RowTakenError, and releases the row, if it is another actor's."""
+        """Return the writer of a row; raises RowTakenError, and releases it, if it is taken."""
         if (writer := self._writers.get(row)) is None:
             raise released(row)
         try:
@@ -225,7 +225,7 @@ class HeldLogs:
 
 
 def released(row: RowId) -> RowTakenError:
-    """Return the error of a request to a row that this actor has released, or that was delivered to it again."""
+    """Return the error of a request to a row that this actor has released."""
     return RowTakenError(f"{row} was released; send the request again")
 
 

@@ -1,4 +1,4 @@
-"""Recorded samples as exact traces: tokens, masks, log-probs and rewards, and the formats that hold them."""
+"""Recorded samples as exact traces, and the formats that hold them."""
 
 from __future__ import annotations
 

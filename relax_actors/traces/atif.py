@@ -1,4 +1,4 @@
-"""ATIF: trajectories of agents as steps, whose metrics hold the token ids and log-probs of each call of the model.
+"""ATIF: agents' trajectories as steps with token ids and log-probs of calls.
 
 Every agent step has the whole prompt of its call, so that each turn can be read alone. What ATIF has no fields for is
 in `extra.relax_actors`; a file without it is read by the steps alone.
@@ -51,7 +51,7 @@ def record_of(trace: Trace) -> dict[str, Any]:
 
 
 def _steps(trace: Trace, turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a trace: its messages in order, each answer with the tokens of its turn."""
+    """Yield a trace's steps: messages in order, answers with their turn's tokens."""
     chat = trace.messages or trace.prompt_messages or [{"role": "user", "content": trace.prompt}]
     answers = sum(message.get("role") == "assistant" for message in chat)
     by_message = trace.messages and answers == len(turns)
@@ -172,7 +172,7 @@ def _is_answer(step: Mapping[str, Any]) -> bool:
 
 
 def _turn(step: Mapping[str, Any], origin: str) -> Turn | None:
-    """Return the turn of a step; None if the model was not asked, or the step was copied from another trajectory."""
+    """Return a step's turn; None without a call of the model, or if it is a copy."""
     if not _is_answer(step):
         return None
     where = f"{origin}, step {step.get('step_id')}"

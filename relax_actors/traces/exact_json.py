@@ -13,7 +13,7 @@ BYTES = "base64"
 
 
 def dumps(value: Any, where: str) -> str:
-    """Return a value as a line of JSON; raises TraceError if that reads as another value (keys as numbers)."""
+    """Return a value as a line of JSON; raises TraceError if it would read otherwise."""
     try:
         text = json.dumps(value, default=_encoded, ensure_ascii=False, separators=(",", ":"))
         same = loads(text) == value

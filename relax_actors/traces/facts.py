@@ -1,4 +1,4 @@
-"""Facts of a trace as plain JSON, beside what a format has fields for: with them a trace comes back bit for bit.
+"""A trace's further facts as plain JSON, with which it comes back bit for bit.
 
 Arrays of numbers of float32 are written as decimal numbers of double precision, which keep every bit. Masks and
 versions are runs `[begin, end, value]`.
@@ -56,7 +56,7 @@ def _sequence_facts(sequence: TokenSequence) -> dict[str, Any]:
 
 
 def trace_with(facts: Mapping[str, Any], tokens: Sequence[tuple[Array, Array]], origin: str) -> Trace:
-    """Return the trace of its facts and of its sequences' tokens `[len] int32` and log-probs `[len] float32`.
+    """Return the trace of facts and sequences' tokens and log-probs, `[len]` each.
 
     Raises:
         TraceError: the facts do not fit the tokens, or are malformed.
@@ -117,7 +117,7 @@ def runs_of(values: Array) -> list[list[int]]:
 
 
 def array_of(given: Sequence[Sequence[int]], length: int, where: str) -> Array:
-    """Return the values of runs, `[length] int64`; raises TraceError if the runs have another length."""
+    """Return the values of runs, `[length] int64`; raises TraceError."""
     bounds = [0, *(end for _, end, _ in given)]
     if [begin for begin, _, _ in given] != bounds[:-1] or bounds[-1] != length or sorted(bounds) != bounds:
         msg = f"{where}: it is for {bounds[-1]} tokens, and the sequence has {length}; masks and tokens must match"

@@ -16,7 +16,7 @@ MAX_TOKEN = int(np.iinfo(np.int32).max)
 
 
 def token_ids(record: Mapping[str, Any], name: str, where: str) -> Array:
-    """Return the token ids of a field, `[len] int32`; raises TraceError if the record lacks such."""
+    """Return a field's token ids, `[len] int32`; raises TraceError."""
     given = record.get(name)
     if given is None:
         msg = f"{where}: no {name}; a trace is trained by its token ids, and text alone does not give them back"
@@ -28,7 +28,7 @@ def token_ids(record: Mapping[str, Any], name: str, where: str) -> Array:
 
 
 def logprobs(record: Mapping[str, Any], name: str, count: int, where: str) -> Array:
-    """Return a field's log-probs, `[count] float32`; raises TraceError for another number, or not finite."""
+    """Return a field's finite log-probs, `[count] float32`; raises TraceError."""
     given = record.get(name)
     if given is None:
         msg = (
@@ -61,7 +61,7 @@ def number(value: Any, what: str, where: str) -> float | None:
 
 
 def objects(record: Mapping[str, Any], name: str, where: str) -> list[dict[str, Any]]:
-    """Return the objects of a list; raises TraceError if the field is no list of objects, or has none."""
+    """Return a list's objects; raises TraceError if it is empty or holds others."""
     given = record.get(name)
     if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
         msg = f"{where}: {name} is {given!r:.60}; write a list of objects, at least one"

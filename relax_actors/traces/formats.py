@@ -36,7 +36,7 @@ PARQUET = "parquet"
 
 
 def format_of(record: Mapping[str, Any], origin: str) -> str:
-    """Return the name of a record's format; raises TraceError if it has none, or a version that is not read."""
+    """Return a record's format; raises TraceError if unknown."""
     if record.keys() >= parquet.COLUMNS:
         return PARQUET
     if "schema_version" in record:

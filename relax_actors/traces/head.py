@@ -1,4 +1,4 @@
-"""Head of a record: what tells its row, and its reward, read without its tokens and log-probs being checked."""
+"""Head of a record: its row and reward, without its tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Head:
 
 
 def head_of(record: Mapping[str, Any], prompt: object) -> Head:
-    """Return the head of a record with `run`, `row`, `reward` and `greedy`, where they are known."""
+    """Return a record's head: known ones of `run`, `row`, `reward` and `greedy`."""
     run, row, reward = record.get("run"), record.get("row"), record.get("reward")
     name = f"{run}/{row}" if row else _checksum(prompt)
     if reward is None or record.get("greedy"):

@@ -1,4 +1,4 @@
-"""Layout of the turns of a sample as sequences, for formats that list each turn with its whole context."""
+"""Turns of a sample as sequences, for formats that list turns with contexts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYOUT = "layout"
 
 
 def turns_and_layout(trace: Trace) -> tuple[list[Turn], list[dict[str, Any]]]:
-    """Return the turns of all sequences, and for each sequence its number of turns and the tokens after the last."""
+    """Return all turns, and of each sequence their number and the tokens behind."""
     turns = [turns_of(sequence) for sequence in trace.sequences]
     layout = [
         {"turns": len(own), "tail": each.token_ids[len(own[-1].whole) if own else 0 :].tolist()}
@@ -26,7 +26,7 @@ def turns_and_layout(trace: Trace) -> tuple[list[Turn], list[dict[str, Any]]]:
 
 
 def laid_out(layout: object, turns: Sequence[Turn], origin: str) -> list[tuple[Array, Array]]:
-    """Return tokens `[len] int32` and log-probs `[len] float32` of each sequence by the recorded layout.
+    """Return each sequence's tokens and log-probs, `[len]`, by the recorded layout.
 
     Raises:
         TraceError: the turns are not those of the layout, or a turn does not continue the one before.

@@ -1,4 +1,4 @@
-"""Message graph of a trace of verifiers: its branches, and the prompt of its first trained message.
+"""Message graph of a verifiers trace: branches, and the first trained prompt.
 
 The graph of a sub-agent has a root of its own, and its messages come before the next one of the agent that called it.
 """
@@ -22,7 +22,7 @@ Read = tuple[Array, Array, Array]
 
 
 def check_size(nodes: Sequence[Mapping[str, Any]], origin: str) -> None:
-    """Raise TraceError if a trace of another program has too many turns, or messages on its branches."""
+    """Raise TraceError if another program's trace has too many turns or messages."""
     parents = [_parent(node, number) for number, node in enumerate(nodes)]
     depths: list[int] = []
     for parent in parents:
@@ -61,7 +61,7 @@ def branches_of(nodes: Sequence[Mapping[str, Any]], origin: str) -> list[Read]:
 
 
 def prompt_of(nodes: object) -> list[Any]:
-    """Return the prompt of a graph: the tokens on the path to the first message with trained ones, up to these.
+    """Return a graph's prompt: the tokens on the path to the first trained ones.
 
     The messages need not have been checked. One that only rejected summaries continue is not trained. Without a trained
     message, the path is the one to the first leaf. The prompt is empty if a message on the path has no token ids.
@@ -106,7 +106,7 @@ def _parent(node: Mapping[str, Any], number: int) -> int | None:
 
 
 def _rejected(nodes: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Return the summaries of a conversation that no later message continued from; verifiers does not train them."""
+    """Return summaries that no message continued from, which verifiers skips."""
     links = [
         (number, link)
         for number, node in enumerate(nodes)

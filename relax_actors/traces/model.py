@@ -131,7 +131,7 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """Checksum of all that training reads, the same for traces that train alike; raises TraceError."""
+        """Checksum of all that training reads; raises TraceError."""
         rewards = None if self.turn_rewards is None else self.turn_rewards.astype("<f4").tobytes()
         parts: list[Any] = [self.prompt_tokens.astype("<i4").tobytes(), self.reward, dict(self.components), self.greedy]
         parts += [rewards, dict(self.metrics), self.text, self.finish_reason, self.messages]
@@ -160,22 +160,3 @@ def _check_sequence(sequence: TokenSequence, where: str) -> None:
     if len(above := sequence.logprobs[sequence.sampled & (sequence.logprobs > MAX_LOGPROB)]):
         msg = f"{where}: a sampled token has the log-prob {float(above[0]):.6g}, above 0; write logarithms"
         raise TraceError(msg)
-
-
-def same_trace(one: Trace, other: Trace) -> bool:
-    """Return whether two traces are equal, arrays compared bit for bit."""
-    return bool(_plain(one) == _plain(other))
-
-
-def _plain(value: Any) -> Any:
-    """Return a value with arrays as type, shape and bytes, so that equality means equal bits."""
-    if isinstance(value, np.ndarray):
-        return (value.dtype.str, value.shape, value.tobytes())
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    names = getattr(type(value), "__dataclass_fields__", None)
-    if names is None:
-        return value
-    return {name: _plain(getattr(value, name)) for name, field_ in names.items() if field_.compare}

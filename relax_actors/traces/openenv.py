@@ -1,4 +1,4 @@
-"""OpenEnv's `TrainingTrace`, schema 1: the calls of the model, each with its whole prompt and a mask of trained tokens.
+"""OpenEnv's `TrainingTrace`, schema 1: calls with whole prompts and masks.
 
 The mask of a call covers prompt and completion, and is authoritative: a sampled token with 0 is context. Rewards are
 not part of the schema. What it has no fields for is in `metadata.relax_actors` of the first call; a file without it is
@@ -25,7 +25,7 @@ VERSION = 1
 
 
 def record_of(trace: Trace) -> dict[str, Any]:
-    """Return a trace as a `TrainingTrace`; raises TraceError without a turn, or for a log-prob above 0."""
+    """Return a trace as a `TrainingTrace`; raises TraceError."""
     flat, layout = turns_and_layout(trace)
     if not flat:
         msg = f"{trace.name}: no policy sampled a token of it, and OpenEnv's trace is a list of turns; export Parquet"

@@ -1,4 +1,4 @@
-"""Traces as rows of Parquet: numbers in columns of their own types, free data as JSON. Needs the extra `parquet`."""
+"""Traces as rows of Parquet, free data as JSON; needs the extra `parquet`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def schema() -> Any:
 
 
 def record_of(trace: Trace) -> dict[str, Any]:
-    """Return a trace as a row of `schema()`; raises TraceError if its free data cannot be written as JSON."""
+    """Return a trace as a row of `schema()`; raises TraceError."""
     values = {name: [{"name": key, "value": _plain(v)} for key, v in getattr(trace, name).items()] for name in _NAMED}
     free = {name: dumps(getattr(trace, name), f"{trace.name}, {name}") for name in _JSON}
     return {

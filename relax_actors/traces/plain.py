@@ -18,7 +18,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def wrong_field(trace: object) -> tuple[str, str] | None:
-    """Return the name of a field that has another type than a trace needs, and what to write; None if all are right."""
+    """Return a field of a wrong type, and what to write; None if all are right."""
     return next(((name, what) for name, (what, fits) in _KINDS.items() if not fits(getattr(trace, name))), None)
 
 

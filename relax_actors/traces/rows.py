@@ -19,7 +19,7 @@ REWARD = "recorded_reward"
 
 
 def traces_of(prompt: Prompt, trajectory: Trajectory, reward: Reward | None = None, **facts: Any) -> list[Trace]:
-    """Return the traces of a row, one a sample, without the experts of router replay and the features of media.
+    """Return a row's traces, one a sample, without experts and features.
 
     Args:
         prompt: its prompt.

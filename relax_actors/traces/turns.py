@@ -1,4 +1,4 @@
-"""Turns of a sample: what the model read and what it sampled each time, as formats of other programs list them."""
+"""Turns of a sample, read and sampled, as other formats list them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def turns_of(sequence: TokenSequence) -> list[Turn]:
 
 
 def sequences_of(turns: Sequence[Turn], masks: Sequence[Array] | None = None) -> tuple[TokenSequence, ...]:
-    """Join turns to sequences: a turn whose context begins with all tokens of an earlier turn continues it.
+    """Join turns to sequences: a turn whose context begins as an earlier one continues it.
 
     A turn with another context starts a new sequence, in which sampled tokens of other turns are context. A turn with
     the tokens and log-probs of an earlier one is the same turn. So every sampled token is trained once.
@@ -94,7 +94,7 @@ def sequences_of(turns: Sequence[Turn], masks: Sequence[Array] | None = None) ->
 
 
 def _distinct(turns: Sequence[Turn], masks: Sequence[Array]) -> list[tuple[Turn, Array]]:
-    """Return each turn once, at its first place, with a mask of all tokens that it or a copy of it trains."""
+    """Return each turn once, with a mask of all tokens that its copies train."""
     known: dict[str, tuple[Turn, Array]] = {}
     for turn, mask in zip(turns, masks, strict=True):
         if not len(turn.tokens):
@@ -122,11 +122,11 @@ def check_branches(count: int, where: str) -> None:
 
 
 def without_repeats(sequences: Iterable[TokenSequence]) -> tuple[TokenSequence, ...]:
-    """Return branches of one sample with each sampled token trained once: in the first branch that has it.
+    """Return branches that train each sampled token once, in the first of them.
 
     Branches hold the tokens before they part several times. In the later ones these tokens are context.
     """
-    found, known = list[TokenSequence](), list[bytes]()
+    branches, known = list[TokenSequence](), list[bytes]()
     for sequence in sequences:
         own = _compared(sequence)
         place = bisect_left(known, own)
@@ -134,14 +134,14 @@ def without_repeats(sequences: Iterable[TokenSequence]) -> tuple[TokenSequence, 
         mask = sequence.loss_mask.copy()
         mask[: max((_shared(other, own) for other in known[max(0, place - 1) : place + 1]), default=0)] = False
         known.insert(place, own)
-        found.append(
+        branches.append(
             TokenSequence(sequence.token_ids, mask, sequence.logprobs, sequence.versions, player=sequence.player)
         )
-    return tuple(found)
+    return tuple(branches)
 
 
 def _compared(sequence: TokenSequence) -> bytes:
-    """Return what two branches share, token by token: its id, its log-prob, and whether the policy wrote it."""
+    """Return what branches share by token: id, log-prob, and whether it was sampled."""
     records = np.zeros(len(sequence.token_ids), RECORD)
     records["token"], records["sampled"] = sequence.token_ids, sequence.sampled
     records["logprob"] = sequence.logprobs + np.float32(0)  # -0 equals 0
@@ -156,7 +156,7 @@ def _shared(one: bytes, other: bytes) -> int:
 
 
 def _begins(tokens: Array, first: Array) -> bool:
-    """Return whether tokens begin with others; the last of these is compared first, where most differ."""
+    """Return whether tokens begin with others; compares the last of these first."""
     n = len(first)
     return len(tokens) >= n and bool(tokens[n - 1] == first[-1]) and np.array_equal(tokens[:n], first)
 

@@ -1,4 +1,4 @@
-"""Traces of verifiers, version 1: a graph of messages, each with the tokens that it adds, a mask and log-probs.
+"""Traces of verifiers, version 1: a graph of messages with tokens and masks.
 
 A path from a root to a leaf is a branch. The mask says what is trained, and log-probs are those of masked tokens. A
 message that branches share is trained in the first one. What a trace of verifiers has no fields for is in
@@ -32,7 +32,7 @@ DECIMALS, LEAST_VALUES = 4, 4
 
 
 def record_of(trace: Trace) -> dict[str, Any]:
-    """Return a trace as verifiers writes one with all digits; each sequence is a chain of messages of its own."""
+    """Return a trace for verifiers with all digits; sequences are separate chains."""
     nodes: list[dict[str, Any]] = []
     answers = iter([text for role, text in said(trace.messages) if role == "assistant"] or [trace.text])
     for sequence in trace.sequences:
@@ -57,7 +57,7 @@ def record_of(trace: Trace) -> dict[str, Any]:
 
 
 def _chain(sequence: TokenSequence, prompt: str, answers: Iterator[str], first: int) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a sequence, each run of tokens with the same mask, from number `first` on."""
+    """Yield a sequence's messages, runs of tokens with one mask, from `first` on."""
     mask = sequence.loss_mask
     edges = sorted({0, len(mask), *runs(mask).flatten().tolist()})
     for number, (begin, end) in enumerate(pairwise(edges)):
@@ -107,7 +107,7 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
 
 
 def _own(facts: dict[str, Any], read: Sequence[Read], origin: str) -> Trace:
-    """Return the trace of our own facts, and of the tokens and log-probs of each chain of messages."""
+    """Return the trace of our facts, and of each chain's tokens and log-probs."""
     given, untrained = facts["sequences"], facts[UNTRAINED]
     if not len(given) == len(untrained) == len(read):
         msg = f"{origin}: {len(read)} branches, but masks of {len(given)}; export the trace again"

@@ -1,4 +1,4 @@
-"""Write traces to a file of JSON Lines or Parquet, or to a folder of JSON documents. They appear as a whole."""
+"""Write traces to JSON Lines, Parquet, or a folder of JSON documents; atomic."""
 
 from __future__ import annotations
 
@@ -78,13 +78,8 @@ def check_output(path: Path, kind: str) -> None:
         import_extra("pyarrow.parquet", "parquet", "--format parquet")
 
 
-def write_traces(path: Path, kind: str, traces: Iterable[Trace]) -> int:
-    """Write traces; arguments and errors as `write_records`, and TraceError of `record_of`."""
-    return write_records(path, kind, (record_of(trace, kind) for trace in traces))
-
-
 def write_records(path: Path, kind: str, records: Iterable[Record]) -> int:
-    """Write records, and return their number. A process that is killed leaves nothing with the name `path`.
+    """Write records atomically, and return their number.
 
     The path is a file of Parquet or, by its ending, of JSON Lines; for JSON with another ending a folder. Records are
     in the order in which they are read again; those of a row one after another.

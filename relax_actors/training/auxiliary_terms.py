@@ -25,7 +25,8 @@ def with_auxiliary_terms(rows: StepRows, algorithm: AlgorithmSection) -> StepRow
     - `positive_nll`: mean -log-prob over the tokens of correct samples (arXiv 2504.05118).
     - `observation_nll`: mean -log-prob over the tokens of observations (ECHO, arXiv 2605.24517).
     """
-    return replace(rows, imitation=_imitation(rows, algorithm), observation=_observation(rows, algorithm))
+    terms = replace(rows.terms, imitation=_imitation(rows, algorithm), observation=_observation(rows, algorithm))
+    return replace(rows, terms=terms)
 
 
 def _imitation(rows: StepRows, algorithm: AlgorithmSection) -> float:
@@ -46,7 +47,7 @@ def _observation(rows: StepRows, algorithm: AlgorithmSection) -> float:
 
 
 def _divisor(rows: StepRows, algorithm: AlgorithmSection) -> float:
-    """Return what the engine divides the loss of the update by; see `StepObjective.gradient_scale`."""
+    """Return the divisor of the update's loss; see `StepObjective.gradient_scale`."""
     lengths = [trajectory.trained_lengths for trajectory in rows.trajectories]
     match algorithm.aggregate:
         case "token_mean":

@@ -40,10 +40,10 @@ class Coverage(Protocol):
     """Rows that a checkpoint makes superfluous."""
 
     def before_save(self) -> None:
-        """Called before the state of a version is saved: its numbered cell must be published by then."""
+        """Prepare a save: the version's numbered cell must be published when it returns."""
 
     def floor(self, version: int) -> tuple[int, RowCounts]:
-        """Return the floor of a checkpoint of `version`, and the counts of the rows of the steps below it."""
+        """Return the floor of a checkpoint, and the counts of the rows below it."""
 
     def after_publish(self, cell: Checkpoint) -> None:
         """Called when a checkpoint is published: the rows that it covers may be removed."""
@@ -109,7 +109,7 @@ class Checkpointer:
         self.published: dict[int, str] = {}
 
     def raise_if_unknown(self) -> None:
-        """Check that the folder holds no checkpoints, at the start of a run; raises ConfigError if it does."""
+        """Check at a run's start that the folder holds no checkpoints; raises ConfigError."""
         if older := [p.name for p in self._folder.glob("[1-9]*")] if self._folder.is_dir() else []:
             msg = (
                 f"{self._folder} holds checkpoints {sorted(older)} that the table does not know: the broker's store "
@@ -118,13 +118,13 @@ class Checkpointer:
             raise ConfigError(msg)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Load a published checkpoint, and check its fingerprint; raises ConfigError if missing or damaged."""
+        """Load a published checkpoint and check its fingerprint; raises ConfigError."""
         folder = self._context.folder.root / checkpoint.path
         with self._context.device_lock():
             load_checkpoint(folder, checkpoint, self._engine, self._state)
 
     def first_kept(self, version: int) -> int:
-        """Return the checkpoint from which on all are kept once `version` is the newest; see `run.keep_steps`.
+        """Return the first checkpoint to keep once `version` is the newest; see `run.keep_steps`.
 
         The rows of the steps from it on are kept, too, or the checkpoint would be of no use.
         """
@@ -156,7 +156,7 @@ class Checkpointer:
         self._publish(version, path, self._engine.fingerprint())
 
     def start(self, version: int) -> None:
-        """Start to write a checkpoint in the background, of the current state; `finish` publishes it.
+        """Start writing a checkpoint of the current state; `finish` publishes it.
 
         Falls back to `write` if trainer.async_checkpoints is off, if the engine cannot save in the background, or if
         the disk was full at the last attempt.
@@ -252,7 +252,7 @@ class Checkpointer:
         context.progress()
 
     def _remove_old(self) -> None:
-        """Remove all checkpoints but the newest trainer.keep_checkpoints, and those that run.keep_steps needs."""
+        """Remove old checkpoints; see trainer.keep_checkpoints and run.keep_steps."""
         newest = sorted(self.published)[-self._context.config.trainer.keep_checkpoints :]
         oldest = min(newest[0], self.first_kept(newest[-1]))
         kept = {Path(path).name for version, path in self.published.items() if version >= oldest}

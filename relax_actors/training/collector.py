@@ -64,7 +64,7 @@ Message: TypeAlias = Check | Sweep
 
 
 class Collector(Actor):
-    """Sweeps the table and the bucket of one run beside the trainer, and a last time when it is stopped.
+    """Sweeps a run's table and bucket beside the trainer, and once more at its end.
 
     A sweep that fails by an error of its own is reported (event `sweep_failed`) and repeated later: a new incarnation
     of the trainer would fail, too, and the run needs its sweeps only in the long run. `others` has the dataclass of
@@ -133,7 +133,7 @@ class Collector(Actor):
         return SWEEP_SECONDS
 
     def _sweep_or_report(self) -> None:
-        """Sweep; report an error other than one of the broker or the file system instead of raising it."""
+        """Sweep; report errors that are not the broker's or the file system's."""
         try:
             self.sweep()
         except (RelaxError, nats.errors.Error, OSError):
@@ -176,7 +176,7 @@ class Collector(Actor):
         return todo
 
     def _first_needed(self, extent: Extent, end: int) -> int:
-        """Return a stream sequence below `end`, before which all cells of rows are void or below the floor.
+        """Return a sequence below `end` before which all row cells are void or below the floor.
 
         Args:
             extent: read after `end` was the next sequence, so that cells beyond its steps were void when stored.
@@ -189,7 +189,7 @@ class Collector(Actor):
         return min([end, *(sequence for sequence in first if sequence is not None)])
 
     def _remove_malformed(self) -> list[str]:
-        """Remove malformed numbered cells of roles that may not do so; return the subjects that name no cell."""
+        """Remove malformed numbered cells; return the subjects that name no cell."""
         table, malformed = self._table, []
         for kind, expected in self._others.items():
             subjects = table.list_subjects(table.subjects.numbered(kind, "*"), MAX_LISTED)
@@ -229,7 +229,7 @@ class Collector(Actor):
         return None if any(len(cells) >= MAX_LISTED for cells in listed) else list(chain.from_iterable(listed))
 
     def _with_ends(self, todo: Removal, cells: list[CellId], extent: Extent) -> Removal:
-        """Add ends of rows whose predecessor is asked for one by one, because there are too many to list.
+        """Add ends of rows whose predecessors are looked up one by one.
 
         Sweep by sweep, they become few enough to be listed again.
         """
@@ -292,14 +292,14 @@ class Collector(Actor):
             SharedFiles(self._table.store).remove_orphans(keep_seconds)
 
     def _remove_keys(self) -> None:
-        """Remove the keys of the bucket that the run has not, and those that are too large or too many."""
+        """Remove keys of the bucket that are unknown, too large or too many."""
         roles = {*self._roles, *self._table.call(self._added_roles())}
         enforced = self.context.state.enforce(lambda key: allowed_bytes(key, roles))
         if forgotten := self._table.call(enforced):
             self.context.journal.event("keys_removed", keys=forgotten)
 
     async def _added_roles(self) -> list[str]:
-        """Return the roles that the run is published with now: some may have been added since this process started."""
+        """Return the roles that the run has now; some may have been added."""
         body = await self.context.state.get("run")
         consumers = body.get("consumers") if isinstance(body, dict) else None
         return [str(name) for name in consumers] if isinstance(consumers, dict) else []
@@ -317,7 +317,7 @@ class Collector(Actor):
 
 
 def remove_void(context: Context, version: int) -> None:
-    """Remove the void cells of the step that becomes due with a version; call before the version is published.
+    """Remove the void cells of the step that becomes due with a version, before it is published.
 
     A cell is void if it was stored before the version before; see `Ledger.is_void`.
     """

@@ -1,4 +1,4 @@
-"""Media of examples: features in the store, expanded tokens and rotary positions, and the mask of trained tokens."""
+"""Media of examples: features, expanded tokens, rotary positions, and trained tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ExampleMedia:
         return Example(whole.tokens, mask, observed=ObservedMedia(0, list(sources), records, whole.positions))
 
     def _spread(self, ids: Array, trained: Array, features: Sequence[Features], whole: Expanded) -> Array:
-        """Return an expanded example's mask `[len] bool`; raises RowError if it trains a video's timestamps."""
+        """Return an expanded example's mask `[len] bool`; raises RowError for trained timestamps."""
         firsts = [n for n, one in enumerate(features) if not one.inside] + [len(features)]
         bounds = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(ids)]
         mask, start = np.zeros(len(whole.tokens), np.bool_), 0

@@ -1,4 +1,4 @@
-"""The rows that a live run needs, and those below its floor that stay for its recorder, within a bound.
+"""Rows that a live run needs, and bounded rows below its floor for its recorder.
 
 The recorder is an observer, so nothing waits for it. The root publishes its position with its own lease. Without a
 recorder, and without room, the collector removes all rows below the floor.
@@ -30,7 +30,7 @@ class UnreadRows:
         self._known: Position | None = None
 
     def extend(self, extent: Extent, fill: Fill) -> Extent:
-        """Return an extent with a lower floor, and without the results of evaluations that were not read."""
+        """Return an extent with a lower floor, without unread evaluations."""
         table, state = self._context.table, self._context.state
         # A root that is being restarted has no lease: then its recorder is where it was.
         self._known = position_of(table.call(state.lease("root", 0))) or self._known
@@ -53,7 +53,7 @@ class UnreadRows:
 
 
 def read_extent(context: Context, well_formed: set[str]) -> Extent:
-    """Read which rows a run may have now; `well_formed` has the subjects of the results of evaluations."""
+    """Read which rows a run may have; `well_formed` are subjects of evaluations."""
     table, config = context.table, context.config
     results = table.subjects.numbered("evaluation", "")
     weights = table.fetch_last("weights", Weights)

@@ -1,4 +1,4 @@
-"""First cells of rows: prompts, or `quarantined` where a prompt cannot be made; stops the run if none can."""
+"""First cells of rows: prompts, or `quarantined`; stops the run if no prompt can be made."""
 
 from __future__ import annotations
 

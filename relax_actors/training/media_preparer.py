@@ -1,4 +1,4 @@
-"""Preparation of prompts with media: features of each medium, expanded tokens and rotary positions.
+"""Preparation of prompts with media: features, expanded tokens, rotary positions.
 
 The role `media` writes the result as a column; the warm start and readers of a lost segment compute it again. All of
 them get the same bits.
@@ -34,7 +34,7 @@ DEADLINE_SHARE = 0.8
 
 
 class MediaPreparer:
-    """Prepares prompts of one run; raises ConfigError if the model is not supported, or the settings do not fit it."""
+    """Prepares prompts of one run; raises ConfigError if model or settings do not fit."""
 
     def __init__(self, config: Config, store: Store) -> None:
         family, media = family_of(config.model_path), config.media
@@ -74,12 +74,12 @@ class MediaPreparer:
         return PreparedPrompt(whole.tokens, self.records(features, references, whole), whole.positions, whole.delta)
 
     def prepare_mapped(self, prompt: Prompt, folder: str) -> tuple[np.ndarray, PromptMedia]:
-        """Return the expanded tokens of a prompt `[prompt_len] int32` and its media, mapped; errors as `prepare`."""
+        """Return a prompt's expanded tokens `[prompt_len] int32` and its mapped media."""
         features, references = self.stored(prompt.media, folder)
         return self._mapped(self.expand(prompt, features, self._data), features, references)
 
     def hinted(self, prompt: Prompt, tokens: np.ndarray, folder: str) -> tuple[np.ndarray, PromptMedia]:
-        """Do as `prepare_mapped` with other tokens `[n] int32` in place of the prompt's, of any length."""
+        """As `prepare_mapped`, with tokens `[n] int32` in place of the prompt's."""
         features, references = self.stored(prompt.media, folder)
         return self._mapped(self.expand_tokens(tokens, features), features, references)
 
@@ -92,7 +92,7 @@ class MediaPreparer:
     def stored(
         self, sources: Sequence[MediaSource], folder: str, progress: Callable[[], None] = lambda: None
     ) -> tuple[list[Features], list[tuple[int, TensorRef]]]:
-        """Return the features of media, and the number of the medium and the reference of each; errors as `prepare`."""
+        """Return the features of media, and each one's number and reference; see `prepare`."""
         features: list[Features] = []
         references: list[tuple[int, TensorRef]] = []
         for number, source in enumerate(sources):
@@ -125,7 +125,7 @@ class MediaPreparer:
         ]
 
     def stored_features(self, source: MediaSource, folder: str) -> tuple[list[Features], list[TensorRef]]:
-        """Return the features of a medium and their references; they are computed unless a row has left them."""
+        """Return a medium's features and their references, computed unless they are stored."""
         before = self.processed
         segment = self._segments.get(self.key(source), folder, lambda: self.features(source))
         self.shared += self.processed == before
@@ -166,7 +166,7 @@ class MediaPreparer:
         return xxhash.xxh3_128_hexdigest(json.dumps(plain, sort_keys=True).encode())
 
     def expand(self, prompt: Prompt, features: Sequence[Features], data: DataSection) -> Expanded:
-        """Expand the placeholders of a prompt of a source; raises RowError if the prompt is then too long."""
+        """Expand the placeholders of a prompt; raises RowError if it is then too long."""
         expanded = self.expand_tokens(prompt.tokens, features)
         left, left_by = tokens_left(data, self._max_tokens)
         if len(expanded.tokens) > (most := self._whole - left):
@@ -182,7 +182,7 @@ class MediaPreparer:
         return expanded
 
     def expand_tokens(self, tokens: np.ndarray, features: Sequence[Features], first: float = 0) -> Expanded:
-        """Expand placeholders of tokens from the position `first` on; raises RowError if media do not fit."""
+        """Expand placeholders from the position `first` on; raises RowError if media do not fit."""
         return expand(np.asarray(tokens), features, self.family, self._tokenizer, first)
 
     def _settings_of(self, source: MediaSource) -> MediaSection:

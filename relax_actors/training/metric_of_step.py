@@ -1,4 +1,4 @@
-"""Figures of a step: what the trainer publishes as the metric `step`, and a replay computes again."""
+"""Figures of a step: the trainer's metric `step`, which a replay computes again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def figures_of_step(
 
 
 def micro_batch_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Return figures of the first `MAX_MICRO_BATCHES` micro-batches of a step: a list by name, in their order.
+    """Return figures of the first `MAX_MICRO_BATCHES` micro-batches: a list by name.
 
     `parts` are sums over the tokens of a micro-batch; see `StepResult`.
     """

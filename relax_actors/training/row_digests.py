@@ -1,4 +1,4 @@
-"""Digests of the cells that a step reads: the batch keeps them, so that a replay names the row that has changed.
+"""Digests of the cells that a step reads, so that a replay names a changed row.
 
 A digest is of the content of a cell: two runs that compute the same numbers have the same digests, whichever actor
 wrote the cells and wherever their arrays lie.

@@ -1,4 +1,4 @@
-"""End rows that cannot be trained, on behalf of the trainer or the critic; PromptSource replaces them."""
+"""End rows that cannot be trained, for the trainer or the critic; they are replaced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RowEndings:
         self._first_rows.succeeded("group")
 
     def end(self, row: RowId, ending: Dropped | Quarantined) -> str:
-        """Drop or quarantine a row, and return its column; raises AllRowsFailedError if all were malformed."""
+        """Drop or quarantine a row; return its column, or raise AllRowsFailedError."""
         table, journal = self._context.table, self._context.journal
         field = "dropped" if isinstance(ending, Dropped) else "quarantined"
         subject = table.subject(row, field)

@@ -1,4 +1,4 @@
-"""Media of rows for the roles that compute with the model; nothing for a model that reads text only."""
+"""Media of rows for roles that compute with the model; nothing for a text model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEDIA = "media"
 
 
 def with_media(columns: tuple[str, ...], config: Config) -> tuple[str, ...]:
-    """Return the columns to read of a role that computes with the model: also `media` if prompts have media.
+    """Return the columns to read, with `media` if prompts have media.
 
     Where rows come from data, the trajectory holds the media.
     """
@@ -58,7 +58,7 @@ class RowMedia:
         self.none = PromptMedia.none("int32" if self._family is None else self._family.position_dtype)
 
     def of(self, prepared: PreparedPrompt, row: RowId) -> PromptMedia:
-        """Return the media of a row's prompt; one object for all of its samples. Call it in the role's thread.
+        """Return the media of a row's prompt, one object for all samples; in the role's thread.
 
         Raises:
             StoreError: a segment is lost, and its raw file, too, or it has changed.
@@ -80,7 +80,7 @@ class RowMedia:
         return self.of_sequences(row.media if self._has_prompts else None, row.id, row.trajectory)
 
     def of_sequences(self, prepared: PreparedPrompt | None, row: RowId, trajectory: Trajectory) -> list[PromptMedia]:
-        """Return the media of each sequence of a row; `prepared` is None if its media are in the trajectory alone.
+        """Return the media of each sequence; `prepared` is None if only the trajectory has media.
 
         Sequences that share as much of the prompt and read nothing after it get one object; an item that several
         sequences hold at one place is one object: engines encode it once.
@@ -181,7 +181,7 @@ class RowMedia:
             raise RowError(msg)
 
     def read(self, rows: list[RowId], trajectories: list[Trajectory | None]) -> list[list[PromptMedia] | RelaxError]:
-        """Read the media of the sequences of rows from the table; an error in place of media that cannot be read.
+        """Read the media of sequences; an error in place of media that cannot be read.
 
         A row whose trajectory could not be read, None, has no media.
         """
@@ -204,7 +204,7 @@ def _is_same(one: TensorRef, other: TensorRef) -> bool:
 
 
 def check_shared(prepared: PreparedPrompt, shared_lengths: Iterable[int]) -> None:
-    """Check that sequences which share these numbers of tokens of their prompt hold its media whole.
+    """Check that sequences share the media of their prompt whole or not at all.
 
     The tokens of a medium need not be contiguous: those of a video alternate with timestamps, or with its sound.
 
@@ -230,7 +230,7 @@ def shared_items(media: PromptMedia, known: dict[Any, MediaItem]) -> PromptMedia
 
 
 def misfit(prepared: PreparedPrompt | ObservedMedia, family: Family, tokens: Array | None = None) -> str:
-    """Return why a model cannot compute with a prepared prompt or observation of `[n] int32`; empty if it can.
+    """Return why a model cannot read a prepared prompt `[n] int32`; empty if it can.
 
     Engines would fail with such a row, and with it all rows of its micro-batch.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import add, mul
 from typing import Any
@@ -26,6 +26,24 @@ PROXIMAL, REFERENCE, VALUES, TEACHER = "actor_fwd", "reference", "values", "teac
 _FIELDS = {PROXIMAL: "proximal_logprobs", REFERENCE: "reference_logprobs", VALUES: "values"}
 
 
+@dataclass(frozen=True, slots=True)
+class AuxiliaryTerms:
+    """What the samples of an update train beside the advantages of their rewards.
+
+    Attributes:
+        distil: section [algorithm.distil]; None without a teacher.
+        imitation: factor of -log-prob of each token of a correct sample, in the sum of the losses of all tokens.
+        observation: factor of -log-prob of each token of an observation, as `imitation`.
+    """
+
+    distil: DistilSection | None = None
+    imitation: float = 0.0
+    observation: float = 0.0
+
+
+NO_TERMS = AuxiliaryTerms()
+
+
 def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
     """Return the advantage of every token of a row, `[total] float32`."""
     values, total = np.asarray(advantage.values, np.float32), len(trajectory.token_ids)
@@ -35,7 +53,7 @@ def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
 
 
 def sign_of_samples(trajectory: Trajectory | RelaxError) -> Advantage | RelaxError:
-    """Return the advantages of a row from the data: 1 for an example or a chosen answer, -1 for a rejected one.
+    """Return the advantages of a row from the data: 1 if chosen, -1 if rejected.
 
     Those of a labelled answer, and of one that is only compared, are in its metric `label`; with `targets` the answer
     is an example. Returns the error of a trajectory that cannot be read.
@@ -47,14 +65,14 @@ def sign_of_samples(trajectory: Trajectory | RelaxError) -> Advantage | RelaxErr
 
 
 def teacher_fields(teacher: TeacherScores, trajectory: Trajectory) -> dict[str, Array]:
-    """Return the fields of a `TrainSample` that hold a teacher's log-probs, over all own tokens of a row."""
+    """Return the `TrainSample` fields of a teacher's log-probs, over a row's own tokens."""
     fields = {"teacher_logprobs": teacher.logprobs}
     top = teacher.expanded(trajectory.trained)
     return fields if top is None else fields | {"teacher_top_ids": top[0], "teacher_top_logprobs": top[1]}
 
 
 def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
-    """Return a trajectory whose samples that were cut off are not trained; an error if all samples were."""
+    """Return a trajectory that trains no cut-off sample; an error if all were cut off."""
     cut = np.array([reason == FinishReason.LENGTH for reason in trajectory.finish_reasons])
     mask = trajectory.trained & ~np.repeat(cut, trajectory.sample_lengths)
     if not mask.any():
@@ -63,7 +81,7 @@ def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
 
 
 def observed_tokens(trajectory: Trajectory) -> Array:
-    """Return the tokens of observations that follow a trained token of their sequence, `[total] bool`.
+    """Return observation tokens after a trained token of their sequence, `[total] bool`.
 
     Earlier ones are the context of a branch, which another sequence has, too.
     """
@@ -74,7 +92,7 @@ def observed_tokens(trajectory: Trajectory) -> Array:
 
 
 def has_pair(trajectory: Trajectory, advantage: Advantage) -> bool:
-    """Whether a chosen and a rejected answer both have trained tokens; their advantages are above and below 0."""
+    """Whether a chosen (advantage > 0) and a rejected answer have trained tokens."""
     tokens = token_advantages(advantage, trajectory)[trajectory.trained]
     return bool((tokens > 0).any() and (tokens < 0).any())
 
@@ -86,7 +104,7 @@ def only_pair(trajectory: Trajectory, advantage: Advantage) -> Trajectory:
 
 
 def computed_lengths(trajectory: Trajectory, *, share_prefixes: bool) -> list[int]:
-    """Return how many tokens of each sequence of a row count in a micro-batch, at most; see `plan_micro_batches`.
+    """Return each sequence's tokens in a micro-batch, at most; see `plan_micro_batches`.
 
     With `share_prefixes` the prompt counts once. Branches of a sample may share more than the prompt.
     """
@@ -108,9 +126,7 @@ def samples_of(
     scores: Mapping[str, Any] | None = None,
     *,
     replays: bool = False,
-    distil: DistilSection | None = None,
-    imitation: float = 0.0,
-    observation: float = 0.0,
+    terms: AuxiliaryTerms = NO_TERMS,
     media: Sequence[PromptMedia] | None = None,
 ) -> list[TrainSample]:
     """Convert a row to samples: one for each sequence with trained tokens.
@@ -121,12 +137,10 @@ def samples_of(
         advantage: advantages and returns of the row; None if the row is only scored.
         scores: log-probs and values of the row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
-        distil: section [algorithm.distil] of a run with a teacher.
-        imitation: factor of -log-prob of each token of a correct sample; see `auxiliary_terms`.
-        observation: factor of -log-prob of each token of an observation, as `imitation`.
+        terms: a teacher, and terms that are means over other tokens; see `auxiliary_terms`.
         media: media and positions of each sequence; None for a model that reads text only.
     """
-    flat, trained = _flat_fields(trajectory, advantage, dict(scores or {}), distil, imitation, observation)
+    flat, trained = _flat_fields(trajectory, advantage, dict(scores or {}), terms)
     layout, recorded = _Layout(trajectory), trajectory.expanded_experts() if replays else None
     tokens, mask = layout.tokens(trajectory), layout.spread(trained)
     arrays = {name: layout.spread(array) for name, array in flat.items()}
@@ -157,35 +171,35 @@ def _flat_fields(
     trajectory: Trajectory,
     advantage: Advantage | None,
     scores: dict[str, Any],
-    distil: DistilSection | None,
-    imitation: float,
-    observation: float,
+    terms: AuxiliaryTerms,
 ) -> tuple[dict[str, Array], Array]:
-    """Return the per-token fields of samples over own tokens, `[total, ...]`, and which tokens are trained."""
+    """Return fields of samples over own tokens, `[total, ...]`, and the trained tokens."""
     teacher: TeacherScores | None = scores.pop(TEACHER, None)
     flat = {} if trajectory.targets is None else {"targets": trajectory.targets}
     flat |= {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in scores.items()}
     if advantage is not None:
         flat["advantages"] = token_advantages(advantage, trajectory)
-        if teacher is not None and distil is not None and distil.place == "advantage":
-            flat["advantages"] = flat["advantages"] + distil.coefficient * (teacher.logprobs - trajectory.logprobs)
+        if teacher is not None and terms.distil is not None and terms.distil.place == "advantage":
+            signal = teacher.logprobs - trajectory.logprobs
+            flat["advantages"] = flat["advantages"] + terms.distil.coefficient * signal
         if advantage.returns is not None:
             flat["returns"] = advantage.returns
-        if imitation and advantage.correct is not None:
-            flat["imitated"] = np.repeat(advantage.correct.astype(np.float32) * imitation, trajectory.sample_lengths)
+        if terms.imitation and advantage.correct is not None:
+            factors = advantage.correct.astype(np.float32) * terms.imitation
+            flat["imitated"] = np.repeat(factors, trajectory.sample_lengths)
     trained = trajectory.trained
-    if observation:
+    if terms.observation:
         observed = observed_tokens(trajectory)
         factors = flat.get("imitated", np.zeros(len(observed), np.float32))
         trained = trained | observed
-        flat |= {"observed": observed, "imitated": np.where(observed, np.float32(observation), factors)}
-    if teacher is not None and distil is not None and distil.place == "loss":
+        flat |= {"observed": observed, "imitated": np.where(observed, np.float32(terms.observation), factors)}
+    if teacher is not None and terms.distil is not None and terms.distil.place == "loss":
         flat |= teacher_fields(teacher, trajectory)
     return flat, trained
 
 
 class _Layout:
-    """Places of a row's tokens when each sequence with trained tokens begins with its prompt tokens.
+    """Places of a row's tokens when trained sequences begin with their prompt.
 
     Attributes:
         own_parts: own tokens of each sequence in arrays of the trajectory.

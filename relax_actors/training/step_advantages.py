@@ -1,4 +1,4 @@
-"""The part of the advantages that needs the whole step: statistics of its rows, and state across steps.
+"""Advantages' part over the whole step: statistics of rows, and state across steps.
 
 Invariant: the state is a function of the checkpoint and the batches after it, like the weights. It is saved beside the
 engine's files, and a replayed step updates it from the same rows in the same order.

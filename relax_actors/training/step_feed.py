@@ -1,4 +1,4 @@
-"""Feed of a step: passes its rows to an engine, before the last row has arrived where possible, and updates the model.
+"""Feed of a step: passes rows to an engine early, and updates the model.
 
 Invariant: rows are cut into parts, one micro-batch each, by the rows and their order alone (`split_rows`). The batch
 cell stores the order, so that a replay adds up the same gradients in the same order. With run.deterministic, and for
@@ -32,7 +32,7 @@ from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 
 
 def proximal_score(config: Config, engine: object) -> Score | None:
-    """Return how to compute proximal log-probs before updates, if needed; raises ConfigError if it cannot."""
+    """Return how to compute proximal log-probs, if needed; raises ConfigError."""
     trainer = config.trainer
     if trainer.updates == 1 or config.algorithm.proximal != "trainer":
         return None
@@ -145,7 +145,7 @@ class StepFeed:
         return self._rows if len(self._rows) == rows else None
 
     def replay(self, step: int, indices: Iterable[int]) -> StepRows:
-        """Read the rows of a step that was trained, in its batch's order; raises ConfigError if one is lost."""
+        """Read a trained step's rows in its batch's order; raises ConfigError if one is lost."""
         self._reset(step)
         self._rows = self._reader.read_again(step, list(indices))
         return self._rows
@@ -190,7 +190,7 @@ class StepFeed:
             return self._engine.step(self._step, self._context.progress)
 
     def _with_proximal(self, rows: StepRows) -> StepRows:
-        """Add the log-probs of the trainer before the first update, where the ratio is taken against them."""
+        """Add the trainer's log-probs before the first update, if the ratio needs them."""
         if self._score is None:
             return rows
         scored: list[Array] = []

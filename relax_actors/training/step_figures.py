@@ -1,4 +1,4 @@
-"""Figures of the samples of a step, by which `relax doctor` finds mistakes that raise no error.
+"""Figures of a step's samples, with which `relax doctor` finds silent mistakes.
 
 All are computed from what the trainer has read anyway. Texts are looked at up to `MAX_TEXTS` samples of a step, so that
 the time is bounded whatever the size of the step.
@@ -113,7 +113,7 @@ def _texts(trajectories: Sequence[Trajectory], samples: Sequence[Array]) -> dict
 
 
 def is_repetitive(text: str) -> bool:
-    """Whether a window of a text of at least `WINDOW` characters shrinks to less than a tenth when compressed."""
+    """Whether a window of `WINDOW` characters compresses to less than a tenth."""
     windows = (text[i : i + WINDOW].encode() for i in range(0, len(text) - WINDOW + 1, STRIDE))
     return any(
         len(window) > RATIO * len(zlib.compress(window, 9))

@@ -1,4 +1,4 @@
-"""Rows of a step: reads them from the table, checks them and converts them to training samples."""
+"""Rows of a step: read from the table, checked, and converted to samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from broker.codec import Array
 from broker.subjects import RowId
 from relax_actors.config import Config
-from relax_actors.config.algorithm_parts import DistilSection
 from relax_actors.engines.protocols import PromptMedia, TrainSample
 from relax_actors.engines.protocols.media import placeholders_of
 from relax_actors.errors import ConfigError, RelaxError
@@ -26,6 +25,7 @@ from relax_actors.training.samples import (
     REFERENCE,
     TEACHER,
     VALUES,
+    AuxiliaryTerms,
     computed_lengths,
     has_pair,
     in_layout,
@@ -55,10 +55,8 @@ class StepRows:
         media: media of the sequences of each row; empty for a model that reads text only.
         replays: whether engines compute with the recorded experts.
         share_prefixes: whether engines compute a prompt once for all of its sequences.
-        distil: section [algorithm.distil]; None without a teacher.
         only_pairs: whether only the best and the worst sample of a row are trained.
-        imitation: factor of -log-prob of each token of a correct sample, in the sum of the losses of all tokens.
-        observation: factor of -log-prob of each token of an observation, as `imitation`.
+        terms: what samples train beside their advantages.
         digests: digest of each row's cell by column, see `row_digests`.
     """
 
@@ -69,10 +67,8 @@ class StepRows:
     media: list[list[PromptMedia]] = field(default_factory=list)
     replays: bool = False
     share_prefixes: bool = False
-    distil: DistilSection | None = None
     only_pairs: bool = False
-    imitation: float = 0.0
-    observation: float = 0.0
+    terms: AuxiliaryTerms = field(default_factory=AuxiliaryTerms)
     digests: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, index: int, columns: Columns) -> None:
@@ -115,13 +111,13 @@ class StepRows:
         return replace(self, **columns, scores=scores, media=media, digests=digests)
 
     def with_proximal(self, scored: Iterator[Array]) -> StepRows:
-        """Return a copy with log-probs of the proximal policy, `[len] float32` of each trained sequence."""
+        """Return a copy with proximal log-probs, `[len] float32` of each trained sequence."""
         proximal = [in_layout(trajectory, scored) for trajectory in self.trajectories]
         return replace(self, scores=self.scores | {PROXIMAL: proximal})
 
     @property
     def lengths(self) -> list[list[int]]:
-        """Number of tokens that are computed of each sequence of each row; also of its media, for their towers."""
+        """Computed tokens of each sequence of each row, and of its media for the towers."""
         lengths = [computed_lengths(t, share_prefixes=self.share_prefixes) for t in self.trajectories]
         if not self.media:
             return lengths
@@ -138,9 +134,9 @@ class StepRows:
         for i, (index, trajectory) in enumerate(zip(self.ids, self.trajectories, strict=True)):
             scores = {name: arrays[i] for name, arrays in self.scores.items()}
             advantage, media = self.advantages[i], self.media[i] if self.media else None
-            settings: dict[str, Any] = {"replays": self.replays, "distil": self.distil, "media": media}
-            settings |= {"imitation": self.imitation, "observation": self.observation}
-            samples += samples_of(index, trajectory, advantage, scores, **settings)
+            samples += samples_of(
+                index, trajectory, advantage, scores, replays=self.replays, terms=self.terms, media=media
+            )
         return samples
 
     @property
@@ -164,7 +160,7 @@ class StepRows:
 
     @property
     def reward_kl(self) -> float | None:
-        """Mean KL of a sample that the rewards contain, before its coefficient; None without a KL in the reward."""
+        """Mean KL of a sample within rewards, before its coefficient; None without one."""
         kls = [advantage.kl for advantage in self.advantages if advantage.kl is not None]
         return float(np.mean(kls)) if kls else None
 
@@ -179,7 +175,7 @@ class StepRows:
 
 
 def last_column(config: Config) -> str:
-    """Return the column that makes a row ready: its advantages, or the trajectory of a row from the data."""
+    """Return the column that makes a row ready: advantage, or trajectory for data."""
     return "trajectory" if config.from_data else "advantage"
 
 
@@ -212,8 +208,9 @@ class StepReader:
         self._table, self._staleness, self._validator = table, config.staleness, RowValidator(config)
         self._replays, self._share_prefixes = config.trainer.router_replay, config.trainer.shares_prefixes
         self._masks_truncated = config.algorithm.shaping.mask_truncated
-        self._distil = config.algorithm.distil if config.algorithm.distil.place != "none" else None
-        self._top_k = config.algorithm.distil.top_k or 0
+        distil = config.algorithm.distil
+        self._terms = AuxiliaryTerms(distil if distil.place != "none" else None)
+        self._top_k = distil.top_k or 0
         self._from_data, self._only_pairs = config.from_data, config.algorithm.trains_sampled_pairs
         self.columns = columns_to_train(config)
 
@@ -221,7 +218,7 @@ class StepReader:
         """Return a `StepRows` without rows."""
         scores: dict[str, list[Any]] = {name: [] for name in self.columns}
         settings: dict[str, Any] = {"replays": self._replays, "share_prefixes": self._share_prefixes}
-        return StepRows([], [], [], scores, distil=self._distil, only_pairs=self._only_pairs, **settings)
+        return StepRows([], [], [], scores, terms=self._terms, only_pairs=self._only_pairs, **settings)
 
     def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, UnusableRows]:
         """Read rows; return the rows that can be trained and the rows that cannot."""
@@ -235,7 +232,7 @@ class StepReader:
         return rows, unusable
 
     def read_again(self, step: int, indices: Sequence[int]) -> StepRows:
-        """Read the rows of a trained step, without checking staleness; raises ConfigError if one is lost."""
+        """Read a trained step's rows, without staleness; raises ConfigError if one is lost."""
         rows = self.empty()
         for index, columns in zip(indices, self._columns(step, indices), strict=True):
             if error := next((c for c in columns.values() if isinstance(c, RelaxError)), None):

@@ -1,4 +1,4 @@
-"""Cells that no actor of a run wrote or needs any more, as a pure function of the cells that the table holds.
+"""Cells that nobody wrote or needs, as a pure function of the table's cells.
 
 Strays are cells that cannot belong to a row: of steps that are not due for long, of rows without a prompt, of
 evaluations that the run does not have. A process with the credentials of a role can write them, and would fill the
@@ -56,7 +56,7 @@ class Extent:
 
 
 def allowed_bytes(key: str, roles: Collection[str]) -> int:
-    """Return the largest size of a key of the run's bucket; 0 if no process of the run has such a key."""
+    """Return the largest size of a bucket key; 0 if no process of the run has the key."""
     kind, _, rest = key.partition(".")
     role, _, rest = rest.partition(".")
     is_number = rest.isascii() and rest.isdigit() and len(rest) <= MAX_DIGITS
@@ -155,7 +155,7 @@ def _stray_filter(cell: CellId, extent: Extent, begun: _Begun | None) -> str | N
 
 
 def is_possible(row: RowId, extent: Extent) -> bool:
-    """Whether a row may have cells that are not void, now or after the next publication of weights."""
+    """Whether a row may have valid cells now or after the next publication."""
     if row.kind == "eval":
         due = row.step <= min(extent.version, extent.steps) and extent.evaluated(row.step)
         return due and row.index < extent.eval_rows
@@ -163,14 +163,14 @@ def is_possible(row: RowId, extent: Extent) -> bool:
 
 
 def is_late_end(cell: CellId, extent: Extent) -> bool:
-    """Whether a cell ends a row of a step still needed, so many refills ahead that it is void without a predecessor."""
+    """Whether a cell ends a row of a needed step, too many refills ahead to be valid."""
     if cell.kind != "group" or cell.step < extent.floor or not is_possible(cell.row, extent):
         return False
     return cell.index >= extent.rows * STRAY_REFILLS and cell.field in FIRST_COLUMNS and cell.field != "prompt"
 
 
 def _finished_evaluations(cells: Iterable[CellId], extent: Extent) -> list[str]:
-    """Name the evaluations whose rows are not needed any more: all with a result but the last one."""
+    """Name the evaluations whose rows are not needed: all finished ones but the last."""
     present = {cell.step for cell in cells if cell.kind == "eval"}
     return [f"eval.{v}" for v in sorted(present & extent.results - {max(extent.results, default=-1)})]
 
@@ -203,7 +203,7 @@ def _column(cell: CellId) -> str:
 
 
 def _in_bulk(below: list[CellId], quarantined: set[RowId]) -> list[str]:
-    """Return one filter for each index of the rows below the floor; nothing if there are hardly fewer than steps.
+    """Return a filter for each index of rows below the floor; none if there are few steps.
 
     After a purge that removes anything the server counts the messages that each consumer has left, which takes
     milliseconds in a large table. Each filter names an index, so that no consumer's filter lies within it: the server

@@ -1,4 +1,4 @@
-"""Plausibility checks of a row's data: malformed rows are quarantined and never reach an engine."""
+"""Plausibility checks of rows: malformed rows are quarantined before any engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_LOGPROB = 0.1
 
 
 def mismatched_version(trajectory: Trajectory, published: Mapping[int, str]) -> int | None:
-    """Return the oldest version whose fingerprint in a trajectory is not the published one; None if there is none.
+    """Return the oldest version whose fingerprint in a trajectory differs from the published.
 
     Versions without a published fingerprint are not compared.
     """
@@ -87,7 +87,7 @@ class RowValidator:
         return self._of_tokens(trajectory, step) or self._of_barred(trajectory) or self._of_experts(trajectory)
 
     def _of_barred(self, trajectory: Trajectory) -> str:
-        """Return why tokens cannot have been sampled from the distribution that the trainer computes."""
+        """Return why tokens cannot have been sampled; empty if they can."""
         if not self._barred:
             return ""
         sampled = trajectory.token_ids[trajectory.trained]

@@ -1,4 +1,4 @@
-"""Warm start: supervised steps on the data's answers, for models with random initial weights."""
+"""Warm start: supervised steps on answers, for models with random weights."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class _Examples:
             self._read = _media_reader(config, store, progress)
 
     def draw(self, generator: np.random.Generator, n: int) -> int:
-        """Return the index of draw n: a random row, of a mixture one of the source of row n by the first weights."""
+        """Return the row of draw n: random; in a mixture, of the source of row n."""
         first, last = 0, len(self._source)
         if self._plan is not None and isinstance(self._source, Mixture):
             k, _ = self._plan.at(n)

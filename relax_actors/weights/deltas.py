@@ -36,7 +36,7 @@ _SHIFTS = np.array([0, 2, 4, 6], np.uint8)
 
 
 def encode(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the delta from `base` to `new` as CPU tensors; raises ValueError for other names, dtypes, shapes."""
+    """Return the delta from `base` to `new` as CPU tensors; raises ValueError if unlike."""
     if {n: (t.dtype, t.shape) for n, t in base.items()} != {n: (t.dtype, t.shape) for n, t in new.items()}:
         msg = "two sets of weights differ in names, dtypes or shapes; publish a full set"
         raise ValueError(msg)
@@ -60,7 +60,7 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def apply(tensors: dict[str, Tensor], delta: Mapping[str, Tensor]) -> None:
-    """Apply a delta to CPU tensors, in place; raises StoreError, with contents undefined, if it does not fit."""
+    """Apply a delta to CPU tensors in place; StoreError leaves undefined contents."""
     try:
         names = {name.partition(":")[0] for name in delta}
         if unknown := names - tensors.keys():

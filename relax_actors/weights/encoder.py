@@ -28,7 +28,7 @@ as in DeepSeek-V3 (arXiv:2412.19437, section 2.1.2) and GLM-4-MoE. Rounded, they
 
 
 def published_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which a tensor of a model is published, where the others are in `dtype`."""
+    """Return the dtype in which a tensor is published, where others are in `dtype`."""
     return torch.float32 if name.endswith(FLOAT32) else dtype
 
 
@@ -45,10 +45,10 @@ class WeightSource(Protocol):
     """On rank 0, `Fingerprint.prefixes` of the last visit."""
 
     def forms(self, files: int) -> Mapping[str, weights.TensorForm]:
-        """Return the forms of the tensors that this rank owns, where the first `files` ranks write a file."""
+        """Return the forms of this rank's tensors, if the first `files` ranks write a file."""
 
     def visit(self, take: Take, files: int) -> str:
-        """Pass each tensor to `take` of the rank that owns it, and return the fingerprint of all tensors.
+        """Pass each tensor to its owner's `take`; return the fingerprint of all.
 
         If `take` raises on a rank, all tensors are visited nonetheless, so that no rank waits for this one.
         """
@@ -100,7 +100,7 @@ def ignore(_: str, __: Tensor) -> None:
 
 
 def visit_into(source: WeightSource, open_file: Callable[[ExitStack], Take], files: int) -> str:
-    """Visit all tensors, and return their fingerprint; the other ranks need those of one that cannot open its file.
+    """Visit all tensors and return their fingerprint; ranks without a file take part.
 
     `open_file` opens the file of this rank, and returns the function that takes its tensors; see `WeightSource.visit`.
 
@@ -120,7 +120,7 @@ def visit_into(source: WeightSource, open_file: Callable[[ExitStack], Take], fil
 
 
 class WeightEncoder:
-    """Fingerprints, full sets and deltas of one model, of which each rank encodes its share. Methods are collective.
+    """Fingerprints, full sets and deltas of a model, by all ranks; methods are collective.
 
     Args:
         source: the current weights.
@@ -170,7 +170,7 @@ class WeightEncoder:
         return self._fingerprint
 
     def prefixes(self) -> bytes:
-        """Return the digests of the first tensors of the current weights; see `Fingerprint.prefixes`."""
+        """Return digests of the leading tensors; see `Fingerprint.prefixes`."""
         self.fingerprint()
         return self._source.prefixes
 

@@ -13,7 +13,7 @@ MAX_SERVED = 1000
 
 
 class EngineWeights:
-    """Swaps staged weights in, between two batches or two tokens; nothing else may load weights into the engine.
+    """Swaps staged weights in between batches or tokens; the only writer of an engine.
 
     Invariant: what is offered is staged. The lock is held for a swap, and never while weights are prepared or staged.
 
@@ -40,7 +40,7 @@ class EngineWeights:
 
     @property
     def verified(self) -> int:
-        """Version of the newest weights that were verified and staged or are in use; -1 before the first."""
+        """Newest version that was verified and staged or is in use; -1 before the first."""
         newest = self._ready or self.serving
         return -1 if newest is None else newest.version
 
@@ -71,7 +71,7 @@ class EngineWeights:
         self._engine.stage(target.version, copy.tensors)
 
     def offer(self, target: Weights) -> None:
-        """Let the thread that generates swap to weights that were staged, unless it has done so already."""
+        """Let the generating thread swap to staged weights, unless it has done so."""
         with self._lock:
             if self.serving is None or self.serving.version != target.version:
                 self._ready = target

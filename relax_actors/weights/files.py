@@ -63,7 +63,7 @@ class TensorForm:
 
 
 class Fingerprint:
-    """xxh3-128 digest of names, dtypes, shapes and bytes of tensors that are added in the order of their names."""
+    """xxh3-128 digest of names, dtypes, shapes and bytes of tensors, in order of names."""
 
     def __init__(self) -> None:
         self._hasher = xxhash.xxh3_128()
@@ -71,7 +71,7 @@ class Fingerprint:
 
     @property
     def prefixes(self) -> bytes:
-        """2 bytes for each tensor: a digest of the tensors up to it. Fingerprints that differ do so from one on."""
+        """2 bytes a tensor: a digest up to it, by which the first difference is found."""
         return bytes(self._prefixes)
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -87,7 +87,7 @@ class Fingerprint:
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Return the digest of a set of weights, of which one after the other is read; see `Fingerprint`."""
+    """Return the digest of a set of weights, read one by one; see `Fingerprint`."""
     digest = Fingerprint()
     for name in sorted(tensors):
         digest.add(name, tensors[name])
@@ -95,7 +95,7 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
 
 
 def fingerprint_of_files(shards: Sequence[Path]) -> str:
-    """Return the digest of the tensors in safetensors shards, of which one after the other is read; see `Fingerprint`.
+    """Return the digest of safetensors shards, read one by one; see `Fingerprint`.
 
     Raises:
         StoreError: a shard is missing or is not a safetensors file.
@@ -120,7 +120,7 @@ def memory_of(tensor: Tensor) -> memoryview:
 
 
 class TensorFile:
-    """Safetensors file whose tensors are written one at a time, in any order; closed when `with` ends.
+    """Safetensors file whose tensors are written one at a time, in any order.
 
     A file that is there is replaced, so a process that has mapped it keeps its tensors. `forms` are of all tensors, by
     name.
@@ -158,7 +158,7 @@ class TensorFile:
 
 
 def save(tensors: Mapping[str, Tensor], path: Path, base: str | None = None) -> None:
-    """Write tensors on any device as a safetensors file; a delta names the fingerprint `base` of what it applies to.
+    """Write tensors as a safetensors file; a delta names the fingerprint of its `base`.
 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.
@@ -181,7 +181,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def load(shards: Sequence[Path]) -> dict[str, Tensor]:
-    """Read the tensors of shards into memory; raises StoreError if one is missing or not safetensors."""
+    """Read the tensors of shards; raises StoreError if missing or not safetensors."""
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         with _opened(shard) as file:
@@ -190,7 +190,7 @@ def load(shards: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def delta_base(shard: Path) -> str | None:
-    """Return a delta's base fingerprint, None of full tensors; raises StoreError if it is no safetensors file."""
+    """Return a delta's base fingerprint, None for full tensors; raises StoreError."""
     with _opened(shard) as file:
         return (file.metadata() or {}).get(DELTA_BASE_KEY)
 

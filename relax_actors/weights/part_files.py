@@ -1,4 +1,4 @@
-"""One safetensors file that several processes write together, each the rows of the tensors that it has.
+"""A safetensors file that several processes write, each its rows of tensors.
 
 A process writes to ranges of the file that no other one writes to, so nothing is sent and nobody waits. The file is
 complete when all of them have returned, and has the same bytes for any number of processes.
@@ -36,7 +36,7 @@ class Part:
 
 
 def save(parts: Mapping[str, Part], path: Path) -> None:
-    """Write the rows of this process to a file; all processes must give the same names, dtypes and whole shapes.
+    """Write this process's rows; all must give the same names, dtypes and shapes.
 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.

@@ -13,7 +13,7 @@ PREFIX_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """One published version: the full set, or a delta to the update before it, in safetensors files."""
+    """A published version: a full set, or a delta to the one before, as safetensors."""
 
     version: int
     fingerprint: str
@@ -104,13 +104,13 @@ class WeightProducer(Protocol):
         """Make the current weights the base of the next delta."""
 
     def delta(self) -> Callable[..., str] | None:
-        """Return a function that writes the delta since `remember` to as many files as `shards`, as `publish` does.
+        """Return a function that writes the delta since `remember` to `shards` files.
 
         None if the delta is too large to pay off.
         """
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the weights as `publish` would write them; it does not depend on `shards`."""
+        """Return the fingerprint that `publish` would give, for any number of shards."""
 
     def export(self, folder: Path) -> None:
         """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""
@@ -121,4 +121,4 @@ class SupportsPrefixes(Protocol):
     """Engine that can name the first tensor in which its weights differ from others."""
 
     def prefixes(self) -> bytes:
-        """Return 2 bytes for each tensor in the order of the names: a digest of the tensors up to it."""
+        """Return 2 bytes a tensor, in order of names: a digest of the tensors up to it."""

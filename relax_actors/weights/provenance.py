@@ -1,4 +1,4 @@
-"""Origin of the exported model: rows, versions, code and data that made it, written beside it and signed."""
+"""Origin of the exported model: rows, versions, code and data, signed beside it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _fingerprint(context: Context, version: int) -> str | None:
 
 
 def dependencies_of(config: Config, progress: Callable[[], None]) -> Iterator[dict[str, Any]]:
-    """Yield code, packages, the models to start from, and data, each with a digest where it has files.
+    """Yield code, packages, start models and data, with digests of their files.
 
     `progress` is called every 16 MiB.
     """

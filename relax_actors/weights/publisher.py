@@ -28,7 +28,7 @@ MODEL_FILES = (
 
 
 class Publisher:
-    """Publishes the weights of one trainer; run by `PublisherActor` while the trainer's next step computes.
+    """Publishes a trainer's weights while its next step computes (`PublisherActor`).
 
     `before_publication` is called with a version before it is published for the first time.
     """
@@ -106,7 +106,7 @@ class Publisher:
         return {0, *(reference_version(config, step) for step in steps)}
 
     def _write(self, version: int) -> Weights:
-        """Write the weight file of a version that is read: a delta where that pays off, else the full set."""
+        """Write the weight file of a version: a delta where it pays off, else the full set."""
         if not self._is_read(version):
             return Weights(version, self._engine.fingerprint(), [], self.context.incarnation)
         base = self._base
@@ -117,14 +117,14 @@ class Publisher:
         return Weights(version, fingerprint, shards, self.context.incarnation, base_version)
 
     def _is_read(self, version: int) -> bool:
-        """Whether an actor may read a version; where rows come from data, the reference or an evaluation alone."""
+        """Whether an actor may read a version; with data only reference and evaluation do."""
         config = self.context.config
         if config.generates or config.roles.keys() - {"reference"}:
             return True
         return version == 0 or self._is_reference(version) or is_evaluated(config, version)
 
     def _is_reference(self, version: int) -> bool:
-        """Whether a version becomes a refreshed reference; the copy of its file is then one of the full set."""
+        """Whether a version becomes a reference, whose copy is a full set."""
         every = self.context.config.algorithm.reference_every
         return every is not None and version % every == 0
 
@@ -167,7 +167,7 @@ class Publisher:
         self._engine.remember()
 
     def restore(self, version: int, kl_coefficient: float | None = None) -> None:
-        """Publish a version, or rewrite its files, which the store may have lost; arguments as `publish`."""
+        """Publish a version, or rewrite its files if the store lost them; see `publish`."""
         table = self.context.table
         known = fetch_own(self.context, table.subjects.numbered("weights", version), Weights)
         if known is None:
@@ -213,7 +213,7 @@ class Publisher:
         return self.context.table.store.write_together(uris, save)
 
     def _collect(self, version: int) -> None:
-        """Remove old versions, except the last few, references, versions to evaluate, and the bases of all of them."""
+        """Remove old versions, but not recent ones, references, evaluated ones, and bases."""
         config = self.context.config
         recent = version - config.staleness.max - 3
         kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version)}

@@ -1,4 +1,4 @@
-"""Versions of the weights that score as a reference, kept in the store and in the run's folder."""
+"""Versions that score as a reference, in the store and in the run's folder."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from relax_actors.runtime.cells import fetch_own
 
 
 class ReferenceWeights:
-    """Keeps both copies of the versions that score as a reference; restores one from the verified other."""
+    """Keeps two copies of reference versions; restores one from the verified other."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._cells: dict[int, Weights] = {}
 
     def restore_missing(self, versions: Collection[int]) -> None:
-        """Restore the missing copies of versions 0 and `versions`; remove copies of other, older versions.
+        """Restore missing copies of version 0 and `versions`; remove older copies.
 
         Does nothing for versions before they are published. A refreshed reference of which no copy is left has no
         reader: an earlier incarnation has removed it.

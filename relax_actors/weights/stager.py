@@ -1,4 +1,4 @@
-"""Weights of the thread that generates: swaps to staged versions, and waits for those that a row needs.
+"""Weights of the generating thread: swaps to staged versions, or waits for one.
 
 Invariant: the engine serves only weights whose bytes have the published fingerprint. The slow work is the stager
 actor's (`stager_actor.py`); the thread that generates only swaps.
@@ -129,7 +129,7 @@ class Stager(EngineWeights):
             self._actor.stop(timeout=CLOSE_SECONDS)
 
     def _ask(self, message: Message, end: float, reason: str) -> Any:
-        """Return the actor's answer to a message; raise an error with the reason if there is none at time `end`."""
+        """Return the actor's answer; raise an error with the reason at time `end`."""
         answer = self._actor.ask(message, block=False)
         while True:
             with suppress(pykka.Timeout):
@@ -139,7 +139,7 @@ class Stager(EngineWeights):
             self._context.progress()
 
     def _pause(self, end: float, reason: str) -> None:
-        """Wait a moment; raise an error with the reason after time `end`, or if the actor was asked to stop."""
+        """Wait a moment; raise an error with the reason after `end`, or when stopping."""
         if time.monotonic() > end or self._context.stopping():
             raise ActorError(reason)
         time.sleep(RETRY_SECONDS)

@@ -25,7 +25,7 @@ RETRY_SECONDS = 0.02
 
 
 class Newest(NamedTuple):
-    """The newest published version, -1 if there is none; and whether it is staged and no newer one is announced."""
+    """The newest published version (-1: none), and whether nothing newer is to be staged."""
 
     version: int
     is_staged: bool
@@ -48,7 +48,7 @@ class UseExactly:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """Look for newer weights, and again later: because a version was announced, or by the timer of the last look."""
+    """Look for newer weights: after an announcement, or by the timer."""
 
     announced: int = -1
     timer: int | None = None
@@ -100,7 +100,7 @@ class StagerActor(Actor):
         self._receiver.close()
 
     def _poll(self) -> None:
-        """Stage the newest weights, and look again later; who needs weights asks for them, and gets the error."""
+        """Stage the newest weights and look again later; errors go to those who wait."""
         try:
             pause = POLL_SECONDS if self._prepare_newest().is_staged else RETRY_SECONDS
         except Exception as error:  # noqa: BLE001 polled again

@@ -30,7 +30,7 @@ _CHUNK = 16 << 20
 
 
 def pre_authentication_encoding(payload: bytes) -> bytes:
-    """Return the bytes that are signed: `DSSEv1 <length of type> <type> <length of payload> <payload>`."""
+    """Return the signed bytes: `DSSEv1 <length of type> <type> <length of payload> <payload>`."""
     return b" ".join(
         [b"DSSEv1", str(len(PAYLOAD_TYPE)).encode(), PAYLOAD_TYPE.encode(), str(len(payload)).encode(), payload]
     )
@@ -43,7 +43,7 @@ def envelope(payload: bytes, signatures: list[dict[str, str]]) -> str:
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """Yield the files that a statement is about: the regular files of a folder but the statement, no links."""
+    """Yield the files of a statement: regular files of a folder but itself, no links."""
     own = (path for path in sorted(folder.rglob("*")) if path != folder / STATEMENT)
     yield from (path for path in own if path.is_file() and not path.is_symlink())
 
@@ -66,7 +66,7 @@ def sha256_of(path: Path, progress: Callable[[], None] = lambda: None) -> str:
 
 
 def tensors_of(path: Path, progress: Callable[[], None] = lambda: None) -> dict[str, str]:
-    """Return the xxh3-64 digest of each tensor of a safetensors file, by name; empty if it is none."""
+    """Return the xxh3-64 digest of each tensor of a safetensors file; empty for others."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

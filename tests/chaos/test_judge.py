@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from relax_actors.messages import Quarantined
-from tests.support.faults import story_of, wait_for_cell
+from tests.support.faults import story_of
 from tests.support.judges import TEMPLATE, plain_judge
-from tests.support.kills import kill_actors, stopped_root
-from tests.support.running import ON_POLICY, Run, wait_until
+from tests.support.kills import fetched, kill_actors
+from tests.support.running import ON_POLICY, Run
 
 MakeRun = Callable[..., Run]
 READS = 'reward.function={judge = 1.0, "tiny_tasks.share_of_sevens" = 0.5}'
@@ -56,10 +56,7 @@ def test_a_row_without_a_grade_is_quarantined_with_the_reason_and_never_gets_0(
     folder = plain_judge(tmp_path / "judge")
     bad = judged(folder, actor="'tiny_judges.BadJudge'", broken="true", replicas="1")
     run = make_run("broken", *bad, "run.steps=2", "trainer.prompts_per_step=4", "trainer.checkpoint_every=2").start()
-    subject = f"relax.{run.name}.group.0.0.quarantined"
-    wait_for_cell(run, "group.0.0.prompt")
-    with stopped_root(run):
-        quarantined = wait_until(lambda: run.table.fetch(subject, Quarantined), "a quarantined row", 120)
+    quarantined = fetched(run, "group.0.0.quarantined", Quarantined)
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

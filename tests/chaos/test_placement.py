@@ -15,7 +15,7 @@ import pytest
 from tests.support.faults import Story, story_of, wait_for_cell
 from tests.support.killed_ranks import rank_of
 from tests.support.kills import kill_actors, kill_at, stopped_root
-from tests.support.running import ON_POLICY, Run, wait_until
+from tests.support.running import ON_POLICY, Run, trained_weights, wait_until
 
 MakeRun = Callable[..., Run]
 KL = ("algorithm.kl.place=loss", "algorithm.kl.coefficient=0.2", *ON_POLICY)
@@ -29,21 +29,15 @@ BOTH = (
 COLOCATED = "placement.colocate=[['rollout', 'reference', 'trainer']]"
 
 
-def complete(run: Run) -> str:
-    result = run.complete()
-    assert (result["admitted"], result["trained"]) == (32, 32)
-    return str(result["weights_fingerprint"])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_hybrid_separate_and_colocated_runs_end_with_the_same_weights(make_run: MakeRun) -> None:
     inside = make_run("inside", *KL)
-    expected = complete(inside)
+    expected = trained_weights(inside)
     assert max(metric["kl"] for metric in story_of(inside).metrics if "kl" in metric) > 0
-    assert complete(make_run("beside", *REFERENCE)) == expected
+    assert trained_weights(make_run("beside", *REFERENCE)) == expected
     run = make_run("turns", COLOCATED, *REFERENCE)
-    assert complete(run) == expected
+    assert trained_weights(run) == expected
     # The trainer computes last in a run.
     assert run.folder.device_lock("0").read_text().strip() == "trainer.0#1"
     waited = {m["role"] for m in story_of(run).metrics if "device_wait_seconds" in m}
@@ -53,7 +47,7 @@ def test_hybrid_separate_and_colocated_runs_end_with_the_same_weights(make_run: 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_kills_of_scoring_roles_and_trainer_do_not_change_the_weights(make_run: MakeRun) -> None:
-    expected = complete(make_run("calm", *BOTH))
+    expected = trained_weights(make_run("calm", *BOTH))
     run = make_run("killed", COLOCATED, *BOTH).start()
     kills = [
         ("group.0.0.trajectory", "reference.0"),

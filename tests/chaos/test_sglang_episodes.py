@@ -34,7 +34,7 @@ def ask(url: str, token: str) -> int:
     return len(answer.json()["choices"][0]["token_ids"])
 
 
-def test_episodes_and_guests_go_on_after_kills_of_server_and_rollout(make_run: MakeRun) -> None:
+def test_episodes_and_requests_go_on_after_kills_of_server_and_rollout(make_run: MakeRun) -> None:
     run = make_run("turns", *SERVED, *EPISODES, SMALL_CACHE, "staleness.max=0", "gateway.port=0", "run.steps=16")
     counter = TurnCounter(run.start())
     wait_for_cell(run, "group.1.1.turns.0.1", LONG)

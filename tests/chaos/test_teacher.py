@@ -17,19 +17,13 @@ from relax_actors.messages import Trajectory
 from relax_actors.roles.taught_rollout import is_taught
 from tests.support.faults import story_of, wait_for_cell
 from tests.support.kills import kill_actors, kill_at, stopped_root
-from tests.support.running import ON_POLICY, TINY, Run
+from tests.support.running import ON_POLICY, TINY, Run, trained_weights
 
 MakeRun = Callable[..., Run]
 PLAIN = '[data]\nkind = "python"\nfunction = "tiny_tasks.make"\nsize = 500\n'
 SOURCE = 'kind = "python"\nfunction = "tiny_tasks.make"\n'
 MIXED = f'[data]\nkind = "mixture"\n[data.mixture.few]\n{SOURCE}size = 40\n[data.mixture.many]\n{SOURCE}size = 60\n'
 LIVE = ("roles.teacher.hint='{answer}{prompt}'", *ON_POLICY)
-
-
-def complete(run: Run) -> str:
-    result = run.complete()
-    assert (result["admitted"], result["trained"]) == (32, 32)
-    return str(result["weights_fingerprint"])
 
 
 @pytest.mark.slow
@@ -44,11 +38,11 @@ def complete(run: Run) -> str:
 )
 def test_kills_of_teacher_and_trainer_do_not_change_the_weights(make_run: MakeRun, settings: tuple[str, ...]) -> None:
     first = make_run("first", *ON_POLICY)
-    undistilled = complete(first)
+    undistilled = trained_weights(first)
     # A frozen teacher: the model that the first run trained.
     frozen = f"roles.teacher.model={first.folder.model}"
     for name, options in (("live", LIVE), ("frozen", (frozen, *ON_POLICY))):
-        expected = complete(make_run(f"calm-{name}", *settings, *options))
+        expected = trained_weights(make_run(f"calm-{name}", *settings, *options))
         assert expected != undistilled
         run = make_run(f"killed-{name}", *settings, *options).start()
         kills = [

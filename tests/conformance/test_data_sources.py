@@ -9,10 +9,9 @@ import pytest
 
 from relax_actors.data.sources import open_source
 from relax_actors.errors import ConfigError
-from relax_actors.traces.write import write_traces
 from tests.conformance.base.data_source import SIZE, DataSourceConformance, MalformedRows, NeedsPackage
 from tests.support.data_files import ROWS, arrow_of, jsonl_of, module_of, parquet_of
-from tests.support.traces import trace_of
+from tests.support.traces import trace_of, write_traces
 
 EMPTY = {**ROWS[2], "prompt": None}
 

@@ -10,7 +10,8 @@ import pytest
 from relax_actors.config.training import CriticSection
 from tests.conformance.base.adapter_engine import AdapterConformance
 from tests.conformance.base.critic_engine import CriticConformance, MakeCritic, policy_of
-from tests.conformance.base.training_engine import GradientConformance, MakeEngine
+from tests.conformance.base.gradient_engine import GradientConformance
+from tests.conformance.base.training_engine import MakeEngine
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
 
 skip_if_missing()

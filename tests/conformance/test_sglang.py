@@ -19,7 +19,8 @@ from relax_actors.engines.sglang.server import Server
 from relax_actors.engines.sglang.teacher import SglangTeacher
 from relax_actors.engines.torch.scorer import TorchTeacher
 from relax_actors.errors import ActorError
-from tests.conformance.base.inference_engine import FollowsGrammars, LanguageModelConformance, RowsJoin
+from tests.conformance.base.inference_engine import FollowsGrammars, RowsJoin
+from tests.conformance.base.language_model import LanguageModelConformance
 from tests.support.models import publish, random_weights, request_of
 from tests.support.sglang_servers import DENSE, Kept, config_of, engine_of, skip_if_missing
 

@@ -12,7 +12,8 @@ import pytest
 
 from relax_actors.errors import EngineError
 from relax_actors.media.families import FAMILIES
-from tests.support.sglang_media import ServedModel, silent
+from tests.support.batches import silent
+from tests.support.sglang_media import ServedModel
 from tests.support.sglang_servers import skip_if_missing
 
 skip_if_missing()

@@ -11,8 +11,9 @@ from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.stored_weights import fingerprint_of
 from tests.conformance.base.adapter_engine import AdapterConformance
-from tests.conformance.base.training_engine import GradientConformance, MakeEngine, begun, folder_of, silent
-from tests.support.batches import batch_of
+from tests.conformance.base.gradient_engine import GradientConformance
+from tests.conformance.base.training_engine import MakeEngine, begun, folder_of
+from tests.support.batches import batch_of, silent
 from tests.support.models import QWEN3, config_of, qwen3_moe
 
 ALGORITHMS: dict[str, dict[str, Any]] = {

@@ -9,12 +9,8 @@ import pytest
 
 from relax_actors.config import Config
 from relax_actors.engines.transformers.engine import TransformersEngine
-from tests.conformance.base.inference_engine import (
-    FollowsGrammars,
-    LanguageModelConformance,
-    MinTokens,
-    SamplesFollowSeeds,
-)
+from tests.conformance.base.inference_engine import FollowsGrammars, MinTokens, SamplesFollowSeeds
+from tests.conformance.base.language_model import LanguageModelConformance
 from tests.support.models import QWEN3, config_of
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.faults import story_of
+from tests.support.messages import assert_says
 from tests.support.running import TINY, Run, processes_of, relax, wait_until
 
 MakeRun = Callable[..., Run]
@@ -76,7 +77,7 @@ def test_reward_that_always_raises_stops_the_run_which_resumes_after_the_fix(mak
     (tmp_path / "scoring.py").write_text(SCORE.format("return undefined"))
     again = relax("up", str(config), "run.name=raises", "supervision.max_failures=1", "--quiet", cwd=tmp_path)
     assert again.returncode == 1
-    assert "NameError: name 'undefined' is not defined, in score (scoring.py:2)" in again.stdout
+    assert_says(again.stdout, "NameError", "undefined", "scoring.py:2")
     assert "no score for" not in again.stdout
 
     before = quarantined(tmp_path, "raises")
@@ -120,11 +121,15 @@ def test_wrong_number_of_rewards_names_the_role_that_returned_them(tmp_path: Pat
     settings = ("roles.shaping.actor=shaping.Shaping", "advantages.reads=shaped")
     failed = relax("up", str(config), "run.name=short", *settings, "--json", cwd=tmp_path)
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert re.search(
-        r"the first \d+ rows of role shaping all failed with the same error, so the run was stopped: RowError: role "
-        r"shaping \(Shaping\) returned 3 numbers for column shaped of group\.\d+\.\d+; expected 4, one per sample",
+    assert_says(
         failed.stderr,
-    ), failed.stderr
+        "rows of role shaping",
+        "same error",
+        "RowError",
+        "returned 3 numbers",
+        "column shaped",
+        "expected 4",
+    )
     assert "supervision gave up: shaping.0" in failed.stderr
     assert re.search(r"^shaping: \d+ rows? quarantined: RowError: role shaping", failed.stderr, re.MULTILINE)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.messages import assert_says
 from tests.support.running import wait_until
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "install.py"
@@ -158,5 +159,5 @@ def test_failure_of_pip_is_reported_with_its_last_lines(checkout: Checkout) -> N
     assert process.returncode == 1
     first, *rest = said[said.index("install: ") :].splitlines()
     command = ".venv/bin/python -m pip install --disable-pip-version-check ./torch"
-    assert first == f"install: {command} failed; the same make command tries again"
+    assert_says(first, command, "same make command")
     assert any("the disk is made of cheese" in line for line in rest)

@@ -18,6 +18,7 @@ from relax_actors.messages import Quarantined
 from relax_actors.training.collector import KEEP_SECONDS, SWEEP_SECONDS
 from tests.support.faults import is_over, story_of, wait_for_cell
 from tests.support.media_rows import write_config
+from tests.support.messages import assert_says
 from tests.support.running import IMAGES, ON_POLICY, Run, wait_until
 from tests.support.tiny_images import png, write_video
 
@@ -66,9 +67,8 @@ def test_image_beyond_the_memory_limit_is_quarantined_by_name_and_the_run_contin
     assert (result["trained"], result["quarantined"]) == (16, 1)
     (one,) = found.values()
     assert one.role == "media"
-    assert one.error == (
-        f"RowError: {tmp_path}/rows.jsonl line 6: image {tmp_path}/5.png: decoding needs more memory than the process "
-        "may use; shrink the file or raise the limit"
+    assert_says(
+        one.error, "RowError", f"{tmp_path}/rows.jsonl line 6", f"{tmp_path}/5.png", "memory", "raise the limit"
     )
     assert story_of(run).of("down") == []  # the decoder fails by itself, before the process must be killed
 

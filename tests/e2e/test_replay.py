@@ -119,7 +119,7 @@ def test_changed_setting_of_the_loss_is_named_at_its_first_figure_and_tensor(kep
 
 @pytest.mark.slow
 def test_step_that_was_not_trained_or_not_kept_is_refused_with_the_remedy(kept_run: Run, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has not trained step 8; it has trained steps 0 to 7"):
+    with pytest.raises(ConfigError, match=r"step 8.*steps 0 to 7"):
         replayed(kept_run.folder.root, 8)
     folder = copy_of(kept_run, tmp_path / "kept")
     for version in (0, 3):

@@ -12,9 +12,8 @@ from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Trajectory
 from relax_actors.messages.experts import invalid_reason
-from tests.support.faults import wait_for_cell
-from tests.support.kills import stopped_root
-from tests.support.running import Run, wait_until
+from tests.support.kills import fetched
+from tests.support.running import Run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo" / "moe.toml"
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -37,10 +36,7 @@ def test_run_records_and_replays_the_experts_of_its_rollouts(make_run: Callable[
     backends = [f"{where}.backend={backend}" for where in ("trainer", "roles.actor_fwd", "roles.reference")]
     settings = (*REPLAYED, *ALGORITHM, *backends, "trainer.checkpoint_every=100")
     run = make_run("moe", *settings).start()
-    subject = f"relax.{run.name}.group.1.0.trajectory"
-    wait_for_cell(run, "group.0.0.prompt")
-    with stopped_root(run):
-        found = wait_until(lambda: run.table.fetch(subject, Trajectory), "trajectory", 120)
+    found = fetched(run, "group.1.0.trajectory", Trajectory)
     assert found.routed_experts.shape == (found.lengths.sum(), 2, 2)
     assert found.prompt_experts.shape == (1, len(found.prompt_tokens) - 1, 2, 2)
     assert found.routed_experts.dtype == np.uint8

@@ -11,7 +11,8 @@ from relax_actors.messages import Trajectory
 from relax_actors.messages.experts import expand
 from tests.support.faults import story_of
 from tests.support.gateways import AGENTS
-from tests.support.running import TINY, Run, wait_until
+from tests.support.kills import fetched
+from tests.support.running import TINY, Run
 
 MakeRun = Callable[..., Run]
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -28,9 +29,7 @@ TURNS = {
 
 
 def first_row(run: Run) -> Trajectory:
-    found = wait_until(lambda: run.table.fetch(f"relax.{run.name}.group.1.0.trajectory", Trajectory), "trajectory", 240)
-    assert isinstance(found, Trajectory)
-    return found
+    return fetched(run, "group.1.0.trajectory", Trajectory)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.messages import Trajectory
 from relax_actors.monitoring.connection import connected
 from tests.support.faults import story_of
+from tests.support.messages import assert_says
 from tests.support.running import SUPPORT, TINY, Run, processes_of, relax, settings_of, wait_until
 
 MakeRun = Callable[..., Run]
@@ -130,10 +131,14 @@ def test_live_run_is_readable_by_status_tail_and_any_nats_client(make_run: MakeR
     assert follower.returncode == 0
 
 
+KEPT = "trainer.checkpoint_every=100000"
+"""The table keeps every row."""
+
+
 @pytest.mark.slow
 def test_samples_end_at_stop_strings_of_several_tokens(make_run: MakeRun) -> None:
     strings = ["7", "12", "30", "345", "98"]
-    run = make_run("stopping", "run.steps=300", f"rollout.stop={strings}", "rollout.max_tokens=12").start()
+    run = make_run("stopping", "run.steps=100000", KEPT, f"rollout.stop={strings}", "rollout.max_tokens=12").start()
     ended = []
     for index in range(4):
         subject = f"relax.{run.name}.group.0.{index}.trajectory"
@@ -261,7 +266,7 @@ def test_run_whose_streams_cannot_be_created_ends_with_the_reason(make_run: Make
     code, _, said = run.start().finish(60)
     assert code == 1, said
     assert said.startswith(f"supervision gave up: root\n{reason}\n"), said
-    assert f"its log: {run.folder.log('root')}; fix the cause; then `" in said
+    assert_says(said, run.folder.log("root"), "fix the cause")
 
 
 def test_missing_model_folder_is_refused_by_name(tmp_path: Path) -> None:
@@ -273,7 +278,7 @@ def test_missing_model_folder_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "tiny_tasks.py").write_text((SUPPORT / "tiny_tasks.py").read_text())
     done = relax("check", str(config), cwd=tmp_path)
     assert done.returncode == 2
-    assert "is not a model folder: it has no config.json" in done.stderr
+    assert_says(done.stderr, "model folder", "config.json")
 
 
 def test_port_in_use_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -299,7 +304,7 @@ def test_data_file_without_prompts_is_refused_and_a_bad_line_is_noted(tmp_path: 
     (tmp_path / "data.jsonl").write_text('{"prompt": "12>", "answer": "1"}\n{"question": "3>"}\n')
     done = relax("check", "config.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 of the first 2 rows will be quarantined" in done.stderr
+    assert_says(done.stderr, "1 of the first 2 rows", "quarantined")
 
 
 def test_two_runs_cannot_share_a_folder(make_run: MakeRun, tmp_path: Path) -> None:
@@ -314,10 +319,7 @@ def test_unwritable_run_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = relax("up", str(TINY), f"run.folder={tmp_path}/file/run", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == (
-        f"relax: run.folder {tmp_path}/file/run cannot be written by user {os.getuid()}: {tmp_path}/file is a file; "
-        "choose another run.folder\n"
-    )
+    assert_says(done.stderr, f"run.folder {tmp_path}/file/run", f"user {os.getuid()}", "is a file")
 
 
 def test_check_prints_findings_and_starts_nothing(tmp_path: Path) -> None:
@@ -325,7 +327,7 @@ def test_check_prints_findings_and_starts_nothing(tmp_path: Path) -> None:
     done = relax("check", demo, "run.steps=10", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    assert "note: trainer.warmup_steps = 50 is cut to run.steps = 10: " in done.stderr
+    assert_says(done.stderr, "trainer.warmup_steps = 50", "run.steps = 10")
     assert "128 completions" in done.stderr
     assert "ok: this configuration can be run" in done.stderr
     refused = relax("check", demo, "rollout.stop=['1x']", "advantages.reads=nothing", cwd=tmp_path)

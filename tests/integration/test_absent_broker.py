@@ -23,6 +23,7 @@ from broker.listeners import Settings
 from broker.permissions import OPERATOR
 from broker.server import Server
 from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.messages import assert_says
 from tests.support.running import wait_until
 
 REQUESTS, LARGE = 100, bytes(64 << 10)
@@ -155,7 +156,4 @@ def test_request_of_a_revoked_process_ends_with_the_remedy(
         publish = partial(connection.js.publish, "relax.revoked.metric.rollout.0", b"{}")
         with pytest.raises(BrokerError) as ended:
             connection.call(connection.retry(publish, "publish"), 60)
-    assert re.sub(r"for \d+ s", "for N s", str(ended.value)) == (
-        f"broker {guarded.url} has refused the credentials {old}/nats.creds for N s: they were revoked or have "
-        "expired; copy the newer ones that `relax keys` wrote there and start this process again"
-    )
+    assert_says(ended.value, guarded.url, f"{old}/nats.creds", "revoked", "relax keys")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -44,8 +43,6 @@ SETTINGS = [
     "roles.actor_fwd.max_concurrent_rows=2",
     "roles.shaped.actor=tiny_tasks.Shaped",
 ]
-# nats-py leaves the socket of a handshake that failed to the collector.
-HANDSHAKE = "ignore:.*socket.*:pytest.PytestUnraisableExceptionWarning"
 POOLS = ("rollout", "reward", "advantages", "reference", "actor_fwd", "shaped")
 OWNERS = ("prompts", "trainer", "evaluator")
 ROLES = (*POOLS, *OWNERS)
@@ -291,52 +288,6 @@ def test_rotated_keys_end_those_before(guarded: Guarded, tmp_path: Path) -> None
     Connection(guarded.address("rollout"), "new").close()
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings(HANDSHAKE)
-def test_with_tls_nobody_talks_in_the_clear(guarded: Guarded, make_guarded: MakeGuarded) -> None:
-    secure = make_guarded(SETTINGS)
-    secure.make(Settings(tls=True))
-    secure.start()
-    Connection(secure.address("rollout"), "rollout").close()
-    known = secure.address("rollout")
-    # No authority to check the server by.
-    bare = guarded.keys / "bare.creds"
-    bare.write_text(Path(known.credentials or "").read_text())
-    with pytest.raises(BrokerError, match="certificate"):
-        Connection(Address(known.url, credentials=str(bare)), "bare", 3)
-    # In the clear: the server answers nothing but the end.
-    with socket.create_connection(("127.0.0.1", secure.port), 5) as connection:
-        lines = connection.makefile("rb")
-        assert lines.readline().startswith(b"INFO ")
-        connection.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
-        assert b"PONG" not in lines.read()
-    # And a client that was told to use TLS speaks to no server without.
-    with pytest.raises(BrokerError, match="does not offer TLS"):
-        Connection(Address(guarded.address("rollout").url, credentials=known.credentials), "rollout", 2)
-    gc.collect()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings(HANDSHAKE)
-def test_mutual_tls_asks_for_a_certificate_in_its_time(make_guarded: MakeGuarded) -> None:
-    secure = make_guarded(SETTINGS)
-    secure.make(Settings(tls=True, mutual=True))
-    secure.start()
-    Connection(secure.address("rollout"), "rollout").close()
-    own = secure.keys / "rollout"
-    from broker.certificates import CertificatePair, issue
-
-    ca = CertificatePair.load(secure.keys / "private" / "ca.pem", secure.keys / "private" / "ca-key.pem")
-    issue(ca, "rollout", -1.0).save(own / "cert.pem", own / "key.pem")
-    with pytest.raises(BrokerError):
-        Connection(secure.address("rollout"), "expired", 2)
-    for name in ("cert.pem", "key.pem"):
-        (own / name).unlink()
-    with pytest.raises(BrokerError):
-        Connection(secure.address("rollout"), "none", 2)
-    gc.collect()
-
-
 def test_a_message_that_is_too_large_ends_its_connection_and_no_other(guarded: Guarded) -> None:
     with closing(Connection(guarded.address("trainer"), "trainer")) as trainer:
         with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
@@ -349,17 +300,6 @@ def test_a_message_that_is_too_large_ends_its_connection_and_no_other(guarded: G
             wait_until(lambda: "maximum payload" in log.read_text().lower(), "refusal in the server's log")
         table = Table(trainer, SUBJECTS, Store(guarded.keys / "store"), "trainer.0#1")
         assert table.get(subject) is None
-
-
-def test_keys_without_tls_leave_nothing_that_asks_for_it(make_guarded: MakeGuarded) -> None:
-    server = make_guarded(SETTINGS)
-    server.make(Settings(tls=True, mutual=True))
-    server.make(Settings(tls=True))
-    assert not (server.keys / "rollout" / "cert.pem").exists()
-    assert (server.keys / "rollout" / "ca.pem").exists()
-    server.make()
-    server.start()
-    Connection(server.address("rollout"), "rollout").close()
 
 
 def test_keys_are_for_their_user_only(guarded: Guarded) -> None:

@@ -16,9 +16,9 @@ from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.weights import files as weights
 from tests.conformance.base.critic_engine import updated
-from tests.conformance.base.training_engine import begun, folder_of, silent
+from tests.conformance.base.training_engine import begun, folder_of
 from tests.support.adapters import adapter_config, base_folder
-from tests.support.batches import batch_of
+from tests.support.batches import batch_of, silent
 from tests.support.models import QWEN3, qwen3_moe
 from tests.support.torch_ranks import ranks_of, trained
 from tests.support.trained_engines import max_difference, weights_of

@@ -12,6 +12,7 @@ from relax_actors.messages import Advantage, Reward, Trajectory, Weights
 from relax_actors.roles.advantages import Advantages
 from relax_actors.runtime import Row
 from tests.support.contexts import MakeContext
+from tests.support.messages import assert_says
 
 SETTINGS = (
     "algorithm.advantage=returns",
@@ -49,4 +50,4 @@ def test_adaptive_coefficient_is_that_of_the_weights_that_sampled_the_newest_tok
     assert found.kl == 0.5
     with pytest.raises(RowError) as refused:
         handle(8)
-    assert str(refused.value) == "the trajectory of group.8.8 has a token of weights 8, which are not published"
+    assert_says(refused.value, "group.8.8", "weights 8")

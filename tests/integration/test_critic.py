@@ -22,6 +22,7 @@ from relax_actors.roles.critic import Critic
 from relax_actors.roles.trainer import Trainer
 from relax_actors.training.samples import samples_of
 from tests.support.contexts import MakeContext
+from tests.support.messages import assert_says
 from tests.support.steps import ROWS, SAMPLES, TOKENS, batches, put_rows, put_step, read_all
 
 SETTINGS = ("critic.learning_rate=1e-2", "run.deterministic=true", "staleness.max=0")
@@ -227,7 +228,7 @@ def test_a_critic_that_was_replaced_exits(
     advance(table, old)
     read_all(table, trainer)
     make_critic(incarnation=2)
-    with pytest.raises(FencedError, match="critic 1 was published by a later incarnation; this one exits"):
+    with pytest.raises(FencedError, match="critic 1 was published by a later incarnation"):
         advance(table, old)
 
 
@@ -244,7 +245,7 @@ def test_malformed_rows_are_quarantined_and_lost_ones_dropped(
     found = [table.fetch(table.subject(RowId(0, index), "quarantined"), Quarantined) for index in (1, 2)]
     assert [cell.role for cell in found if cell] == ["critic", "critic"]
     assert found[0] is not None
-    assert found[0].error == "the samples' tokens are not all in the model's vocabulary of 13"
+    assert_says(found[0].error, "tokens", "vocabulary of 13")
     assert table.fetch(table.subject(RowId(0, 1), "dropped"), Dropped) is None
 
 
@@ -258,9 +259,7 @@ def test_trainer_quarantines_rows_without_returns(
     read_all(table, trainer)
     found = table.fetch(table.subject(RowId(0, 0), "quarantined"), Quarantined)
     assert found is not None
-    assert found.error == (
-        "the advantages have no returns, which the critic is trained on; the role advantages must write them"
-    )
+    assert_says(found.error, "no returns", "critic", "role advantages")
     assert batches(table) == {}
 
 
@@ -278,7 +277,7 @@ def test_exported_critic_is_a_folder_that_another_run_starts_from(
     other = make_critic(f"critic.path={folder}", incarnation=2)
     assert other.engine.fingerprint() == fingerprints(table)[1]
     table.purge([table.subjects.numbered("critic_checkpoint", "*")])
-    with pytest.raises(ConfigError, match=r"critic-checkpoints holds checkpoints \['1\.1'\] that the table does not"):
+    with pytest.raises(ConfigError, match=r"critic-checkpoints .*\['1\.1'\]"):
         make_critic(incarnation=3)
 
 

@@ -14,6 +14,7 @@ from relax_actors.roles.environment import EnvironmentRole
 from relax_actors.runtime import Context
 from relax_actors.runtime.service_role import ServicePump
 from tests.support.contexts import MakeContext
+from tests.support.messages import assert_says
 
 LEASE = {"pid": 1, "since": 1.0, "rows": [], "waits_for": None, "doing_since": None}
 SUPPORT = "tests.support.environments"
@@ -186,4 +187,4 @@ def test_too_long_action_is_refused(make_pool: Callable[..., Pool], make_client:
     answers = ask(client, [Act("s", 0, "x" * (5 << 20)), Act("t", 0, "y")])
     assert not answers["t"].error
     assert answers["s"].error == "environment"
-    assert answers["s"].detail == "the action has 5242880 characters, at most 1048576; lower rollout.max_tokens"
+    assert_says(answers["s"].detail, "5242880", "1048576", "lower rollout.max_tokens")

@@ -23,6 +23,7 @@ from relax_actors.envs.loading import load_environment
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Act, EnvironmentAnswer, Open
 from tests.support.guarded import free_port
+from tests.support.messages import assert_says
 from tests.support.running import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -186,6 +187,4 @@ def test_absent_openenv_server_is_an_error_of_the_sample() -> None:
     assert answer.detail.startswith("OSError: ") or "Connect" in answer.detail
     with pytest.raises(ConfigError) as error:
         load_environment(EnvironmentSection(name="openenv", options={"url": "localhost:8000"}))
-    assert str(error.value) == (
-        "environment.options.url = 'localhost:8000' is no address; write e.g. http://127.0.0.1:8000"
-    )
+    assert_says(error.value, "environment.options.url", "'localhost:8000'", "http://127.0.0.1:8000")

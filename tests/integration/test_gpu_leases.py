@@ -89,7 +89,7 @@ def test_a_gpu_of_another_run_is_not_leased_and_an_actor_that_needs_it_waits(tmp
     assert lock_gpu(two.gpus[0], "x") == (None, "is held by run first, node 0")
     held = leases(tmp_path, two, ["trainer.0", "rollout.0"])
     assert visible(held, "trainer.0") == "1"
-    with pytest.raises(StartError, match=r"rollout.0 needs 1 GPU; .* GPU 0 is held by run first, node 0"):
+    with pytest.raises(StartError, match=r"rollout.0 needs 1 GPU; .* GPU 0 .*run first, node 0"):
         held.environment("rollout.0")
     assert held.held() == {"trainer.0": [1]}
     os.close(lock)

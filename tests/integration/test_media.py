@@ -30,6 +30,7 @@ from relax_actors.training.media_preparer import MediaPreparer
 from relax_actors.training.row_media import RowMedia
 from tests.support.contexts import context_of
 from tests.support.http_servers import served, serving
+from tests.support.messages import assert_says
 from tests.support.running import IMAGES
 from tests.support.tiny_images import png, write_sound, write_video
 
@@ -164,7 +165,7 @@ def test_a_segment_that_is_another_when_made_again_is_lost(make_media: MakeMedia
     media.context.table.store.remove(prepared.media[0].features.uri)
     media.context.table.store.remove("media")
     file.write_bytes(png(2))
-    with pytest.raises(StoreError, match="has changed since its row was admitted: its hash is not xxh3:") as caught:
+    with pytest.raises(StoreError, match=r"has changed .* xxh3:") as caught:
         RowMedia(media.context).of(prepared, STEP)
     assert f"row 1: image {str(file)!r}" in str(caught.value)
 
@@ -177,10 +178,7 @@ def test_a_file_that_changed_after_admission_quarantines_its_row(make_media: Mak
     file.write_bytes(png(2))
     with pytest.raises(RowError) as caught:
         media.prepare()
-    assert str(caught.value) == (
-        f"row 1: image {str(file)!r} has changed since its row was admitted: its hash is not "
-        f"xxh3:{source.xxh3_128}; restore the file, or requeue the row"
-    )
+    assert_says(caught.value, "row 1", repr(str(file)), "has changed", f"xxh3:{source.xxh3_128}", "restore the file")
 
 
 def test_a_file_that_is_no_image_is_refused_with_its_name_and_row(make_media: MakeMedia) -> None:
@@ -197,11 +195,7 @@ def test_media_longer_than_the_context_are_refused(make_media: MakeMedia) -> Non
     media.put(Task("<image>7>", media=(Medium("image", data=png(1, 256, 256)),), origin="row 1"))
     with pytest.raises(RowError) as caught:
         media.prepare()
-    assert str(caught.value) == (
-        "row 1: 5 tokens of text and 256 of media make a prompt of 260, more than the 122 that rollout.max_tokens = 6 "
-        "leaves of 128 (the model's context, or trainer.max_tokens_per_microbatch if that is smaller); lower "
-        "max_pixels, fps or max_seconds in [media], or set data.oversize = 'keep'"
-    )
+    assert_says(caught.value, "row 1", "prompt of 260", "122", "rollout.max_tokens = 6", "max_pixels", "data.oversize")
 
 
 def test_prompt_with_media_is_kept_where_its_source_says_so(make_media: MakeMedia) -> None:
@@ -211,7 +205,7 @@ def test_prompt_with_media_is_kept_where_its_source_says_so(make_media: MakeMedi
     media.put(task)
     assert len(media.prepare().tokens) == 125  # of 128; a completion may have 6
     media.put(task, RowId(3, 0, "eval"))
-    with pytest.raises(RowError, match=r"prompt of 125, more than the 122 that rollout\.max_tokens = 6 leaves of 128"):
+    with pytest.raises(RowError, match=r"prompt of 125.* 122 .*rollout\.max_tokens = 6"):
         media.prepare(RowId(3, 0, "eval"))
 
 
@@ -277,15 +271,15 @@ def test_urls_are_downloaded_once_within_limits_and_with_their_hash(make_media: 
             downloads.fetch(source)
         assert downloads.count == 1
         assert store.path(source.path).read_bytes() == picture
-        with pytest.raises(RowError, match=r"^row 1: image .*/a\.png has hash [0-9a-f]{32}, not [0-9a-f]{32}; correct"):
+        with pytest.raises(RowError, match=r"^row 1: image .*/a\.png has hash [0-9a-f]{32}, not [0-9a-f]{32}"):
             downloads.fetch(source_of(f"{url}/a.png", b"other"))
-        with pytest.raises(RowError, match=r"the file has more than media\.urls\.max_bytes = 4096; raise it, or"):
+        with pytest.raises(RowError, match=r"media\.urls\.max_bytes = 4096; raise it"):
             downloads.fetch(source_of(f"{url}/big.png", bytes(5000)))
-        with pytest.raises(RowError, match=r"the server answers 404; correct the URL, or remove the row$"):
+        with pytest.raises(RowError, match=r"404; correct the URL"):
             downloads.fetch(source_of(f"{url}/gone.png", b"gone"))
         strict = media.context.config.media.urls.model_copy(update={"private": False})
         own = media.context.config.media.model_copy(update={"urls": strict})
-        with pytest.raises(RowError, match=r"host 127\.0\.0\.1 has the address 127\.0\.0\.1, which is not public; set"):
+        with pytest.raises(RowError, match=r"127\.0\.0\.1, which is not public"):
             Downloads(own, store, lambda: None).fetch(source_of(f"{url}/b.png", b"b"))
     with pytest.raises(DownloadError, match=r"^row 1: image .*/c\.png: ConnectError: "):
         downloads.fetch(source_of(f"{url}/c.png", b"c"))

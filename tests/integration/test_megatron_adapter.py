@@ -25,9 +25,9 @@ from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
 from tests.conformance.base.critic_engine import updated
-from tests.conformance.base.training_engine import begun, folder_of, silent
+from tests.conformance.base.training_engine import begun, folder_of
 from tests.support.adapters import adapter_config, base_folder
-from tests.support.batches import batch_of, batch_of_generations, routed
+from tests.support.batches import batch_of, batch_of_generations, routed, silent
 from tests.support.models import request_of
 from tests.support.text_families import MEGATRON
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, ranks_of, skip_if_missing
@@ -141,7 +141,7 @@ def test_examples_and_pairs_train_the_adapter_of_the_torch_engine(tmp_path: Path
 
 def test_nodes_with_other_bases_are_refused_by_name() -> None:
     assert one_base({"a": "5d0c", "b": "5d0c"}) == "5d0c"
-    with pytest.raises(ConfigError, match=r"fingerprint 91fa on node b, and 5d0c on node a: .*copy the same files"):
+    with pytest.raises(ConfigError, match=r"91fa on node b, and 5d0c on node a: .*copy"):
         one_base({"a": "5d0c", "b": "91fa"})
 
 

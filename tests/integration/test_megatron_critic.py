@@ -17,8 +17,8 @@ from relax_actors.engines.ranks.group import CriticGroup
 from relax_actors.engines.ranks.rpc import RankError
 from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.weights import files as weights
-from tests.conformance.base.critic_engine import policy_of, silent, updated
-from tests.support.batches import batch_of, parts_of, valued
+from tests.conformance.base.critic_engine import policy_of, updated
+from tests.support.batches import batch_of, parts_of, silent, valued
 from tests.support.running import wait_until
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
 

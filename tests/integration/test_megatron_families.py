@@ -12,7 +12,7 @@ from relax_actors.engines.protocols import TrainingEngine, train
 from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.weights import files as weights
-from tests.support.batches import batch_of
+from tests.support.batches import batch_of, silent
 from tests.support.text_families import MEGATRON, save_random
 from tests.support.tiny_megatron import config_of, ranks_of, skip_if_missing
 
@@ -30,10 +30,6 @@ CASES = [
     for layout in LAYOUTS
     if layout != "ep2" or "num_experts_per_tok" in fields
 ]
-
-
-def nothing() -> None:
-    pass
 
 
 @pytest.mark.slow
@@ -57,7 +53,7 @@ def step_of(engine: TrainingEngine, path: Path) -> tuple[dict[str, float], dict[
     """Take one step; return loss and gradient norm, and the weights."""
     engine.initialise(5)
     engine.finish_warm_start()
-    metrics = train(engine, batch_of(0), 0, nothing).metrics
+    metrics = train(engine, batch_of(0), 0, silent).metrics
     shards = [path.with_name(f"{path.name}.{number}") for number in range(engine.shards)]
     assert engine.publish(*shards) == engine.fingerprint()
     return {name: metrics[name] for name in ("loss", "grad_norm")}, weights.load(shards)

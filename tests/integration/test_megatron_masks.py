@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from relax_actors.config import Config
 from relax_actors.engines.protocols import train
 from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.torch.engine import TorchEngine
-from tests.support.batches import routed
+from tests.support.batches import routed, silent
 from tests.support.episodes import episode_batch
 from tests.support.tiny_megatron import DENSE, MOE, config_of, ranks_of, skip_if_missing
 from tests.support.trained_engines import max_difference, started, weights_of
@@ -42,23 +42,6 @@ REPLAYED: dict[str, dict[str, Any]] = {
 }
 
 
-def nothing() -> None:
-    pass
-
-
-@pytest.fixture
-def group_of() -> Iterator[Callable[[Config], TrainerGroup]]:
-    groups: list[TrainerGroup] = []
-
-    def make(config: Config) -> TrainerGroup:
-        groups.append(TrainerGroup(config))
-        return groups[-1]
-
-    yield make
-    for group in groups:
-        group.close()
-
-
 def configured(tmp_path: Path, model: dict[str, Any], section: dict[str, Any], **trainer: Any) -> Config:
     settings = {"learning_rate": 1e-3, **ranks_of(section), **trainer}
     return config_of(tmp_path, model, algorithm=ALGORITHM, trainer=settings)
@@ -77,7 +60,7 @@ def test_two_ranks_train_masked_episodes_as_torch_engine(
     group, alone = started(group_of(config)), started(TorchEngine(config))
     for step in range(STEPS):
         batch = episode_batch(step)
-        ours, theirs = train(group, batch, step, nothing).metrics, train(alone, batch, step, nothing).metrics
+        ours, theirs = train(group, batch, step, silent).metrics, train(alone, batch, step, silent).metrics
         assert ours.keys() == theirs.keys()
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=5e-5)
         assert ours["kl"] == pytest.approx(theirs["kl"], abs=5e-5)
@@ -97,7 +80,7 @@ def test_two_ranks_replay_experts_of_masked_episodes_as_torch_engine(
     group, alone = started(group_of(config)), started(TorchEngine(config))
     for step in range(STEPS):
         batch = routed(episode_batch(step), step, MOE)
-        ours, theirs = train(group, batch, step, nothing).metrics, train(alone, batch, step, nothing).metrics
+        ours, theirs = train(group, batch, step, silent).metrics, train(alone, batch, step, silent).metrics
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=5e-5)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
         assert ours["rerouted"] == pytest.approx(theirs["rerouted"], abs=0.01)

@@ -23,9 +23,10 @@ from relax_actors.engines.protocols import TrainingEngine, TrainSample, train
 from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.ranks.rpc import RankError
 from relax_actors.weights import files as weights
-from tests.support.batches import batch_of, routed
+from tests.support.batches import batch_of, routed, silent
 from tests.support.running import wait_until
 from tests.support.tiny_megatron import DENSE, MOE, config_of, ranks_of, skip_if_missing
+from tests.support.trained_engines import max_difference, started
 
 skip_if_missing()
 
@@ -71,23 +72,6 @@ REPLAYED: dict[str, dict[str, Any]] = {
 }
 
 
-def nothing() -> None:
-    pass
-
-
-@pytest.fixture
-def group_of() -> Iterator[Callable[..., TrainerGroup]]:
-    groups: list[TrainerGroup] = []
-
-    def make(config: Config, lost: Callable[[int, int], None] = lambda *_: None) -> TrainerGroup:
-        groups.append(TrainerGroup(config, lost))
-        return groups[-1]
-
-    yield make
-    for group in groups:
-        group.close()
-
-
 def configured(
     tmp_path: Path, model: dict[str, Any], section: dict[str, Any], ranks: int = 2, **trainer: Any
 ) -> Config:
@@ -96,24 +80,13 @@ def configured(
 
 
 def trained(engine: TrainingEngine, steps: range) -> list[float]:
-    return [train(engine, batch_of(step), step, nothing).metrics["loss"] for step in steps]
-
-
-def begun(engine: TrainingEngine) -> TrainingEngine:
-    engine.initialise(5)
-    engine.finish_warm_start()
-    return engine
+    return [train(engine, batch_of(step), step, silent).metrics["loss"] for step in steps]
 
 
 def weights_of(engine: TrainingEngine, path: Path) -> dict[str, torch.Tensor]:
     paths = [path.with_name(f"{path.name}.{n}") for n in range(engine.shards)]
     assert engine.publish(*paths) == engine.fingerprint()
     return weights.load(paths)
-
-
-def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
 class SharedRanks:
@@ -129,7 +102,7 @@ class SharedRanks:
         """The ranks, at version 0."""
         if not self._groups or not all(map(is_alive, self._groups[-1].pids)):
             self._groups.append(TrainerGroup(self._config, lambda *end: self.ended.append(end)))
-        begun(self._groups[-1])
+        started(self._groups[-1])
         return self._groups[-1]
 
     def close(self) -> None:
@@ -150,7 +123,7 @@ def is_alive(pid: int) -> bool:
 
 def alone_of(tmp_path: Path) -> TrainingEngine:
     """One process with the model of the shared ranks."""
-    return begun(MegatronEngine(configured(tmp_path, MOE | ODD, {}, ranks=1, router_replay=True)))
+    return started(MegatronEngine(configured(tmp_path, MOE | ODD, {}, ranks=1, router_replay=True)))
 
 
 @pytest.mark.slow
@@ -163,15 +136,15 @@ def test_overflow_skips_the_update_of_all_ranks_which_leave_their_devices_togeth
     group, away = group_of(configured(tmp_path, *LAYOUTS[layout], **scaled)), tmp_path / "away"
     both = []
     for leaves in (False, True):
-        begun(group)
+        started(group)
         found, sizes = [], set()
         for step in range(10):
-            group.accumulate(batch_of(step), nothing)
+            group.accumulate(batch_of(step), silent)
             if leaves:
                 group.release_memory(away)
                 group.resume_memory()
             before = group.fingerprint()
-            found.append(dict(group.step(step, nothing).metrics))
+            found.append(dict(group.step(step, silent).metrics))
             if leaves:
                 sizes.add(group.release_memory(away))
             skipped = bool(found[-1]["skipped_updates"])
@@ -192,8 +165,8 @@ def test_two_ranks_of_any_layout_train_what_one_process_trains(
     tmp_path: Path, group_of: Callable[..., TrainerGroup], name: str
 ) -> None:
     model, section = LAYOUTS[name]
-    alone = begun(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
-    check_same_training(begun(group_of(configured(tmp_path, model, section))), alone, tmp_path)
+    alone = started(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
+    check_same_training(started(group_of(configured(tmp_path, model, section))), alone, tmp_path)
 
 
 @pytest.mark.slow
@@ -206,7 +179,7 @@ def check_same_training(group: TrainingEngine, alone: TrainingEngine, tmp_path: 
     progress: list[int] = []
     for step in range(STEPS):
         ours = train(group, batch_of(step), step, lambda: progress.append(1)).metrics
-        theirs = train(alone, batch_of(step), step, nothing).metrics
+        theirs = train(alone, batch_of(step), step, silent).metrics
         assert ours.keys() == theirs.keys()
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=5e-5)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
@@ -214,7 +187,7 @@ def check_same_training(group: TrainingEngine, alone: TrainingEngine, tmp_path: 
         assert ours["tokens"] == theirs["tokens"]
         assert ours["rejected"] == theirs["rejected"]
     assert progress
-    assert furthest(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
+    assert max_difference(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
 
 
 WHOLE: dict[str, dict[str, Any]] = {
@@ -248,16 +221,16 @@ def test_two_ranks_know_whole_samples_and_steps(
     model, section = LAYOUTS[name]
     config = configured(tmp_path, model, {}, ranks=1)
     algorithm = AlgorithmSection.model_validate(WHOLE[loss])
-    alone = begun(MegatronEngine(config.model_copy(update={"algorithm": algorithm})))
+    alone = started(MegatronEngine(config.model_copy(update={"algorithm": algorithm})))
     layout = {"megatron": MegatronSection(**ranks_of(section)["megatron"])}
     ranks = config.trainer.model_copy(update=layout | {"recompute": section.get("recompute", "none")})
-    group = begun(group_of(config.model_copy(update={"algorithm": algorithm, "trainer": ranks})))
+    group = started(group_of(config.model_copy(update={"algorithm": algorithm, "trainer": ranks})))
     for step in range(STEPS):
         batch = in_pairs(batch_of(step))
-        ours, theirs = train(group, batch, step, nothing).metrics, train(alone, batch, step, nothing).metrics
+        ours, theirs = train(group, batch, step, silent).metrics, train(alone, batch, step, silent).metrics
         for metric in theirs.keys() - {"micro_batches"}:
             assert ours[metric] == pytest.approx(theirs[metric], abs=5e-5, rel=1e-3), metric
-    assert furthest(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
+    assert max_difference(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
 
 
 @pytest.mark.slow
@@ -265,8 +238,8 @@ def test_two_ranks_know_whole_samples_and_steps(
 def test_two_ranks_of_any_layout_replay_the_experts_that_one_process_replays(
     tmp_path: Path, group_of: Callable[..., TrainerGroup], name: str
 ) -> None:
-    alone = begun(MegatronEngine(configured(tmp_path, MOE, {}, ranks=1, router_replay=True)))
-    check_same_replay(begun(group_of(configured(tmp_path, MOE, REPLAYED[name], router_replay=True))), alone, tmp_path)
+    alone = started(MegatronEngine(configured(tmp_path, MOE, {}, ranks=1, router_replay=True)))
+    check_same_replay(started(group_of(configured(tmp_path, MOE, REPLAYED[name], router_replay=True))), alone, tmp_path)
 
 
 @pytest.mark.slow
@@ -277,13 +250,13 @@ def test_two_ranks_replay_the_experts_that_one_process_replays(tmp_path: Path, s
 def check_same_replay(group: TrainingEngine, alone: TrainingEngine, tmp_path: Path) -> None:
     for step in range(STEPS):
         batch = routed(batch_of(step), step, MOE)
-        ours, theirs = train(group, batch, step, nothing).metrics, train(alone, batch, step, nothing).metrics
+        ours, theirs = train(group, batch, step, silent).metrics, train(alone, batch, step, silent).metrics
         assert ours.keys() == theirs.keys()
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=5e-5)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
         assert ours["rerouted"] == pytest.approx(theirs["rerouted"], abs=0.01)
         assert ours["rerouted"] > 0.5  # of experts drawn at random few are the routers' own
-    assert furthest(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
+    assert max_difference(weights_of(group, tmp_path / "group"), weights_of(alone, tmp_path / "alone")) < 5e-5
 
 
 @pytest.mark.slow
@@ -292,12 +265,12 @@ def test_two_ranks_freeze_what_one_process_freezes(
     tmp_path: Path, group_of: Callable[..., TrainerGroup], section: dict[str, Any]
 ) -> None:
     frozen = ["model.embed_tokens.*", "model.layers.3.*"]
-    alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1, freeze=frozen)))
-    group = begun(group_of(configured(tmp_path, DENSE, section, freeze=frozen)))
+    alone = started(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1, freeze=frozen)))
+    group = started(group_of(configured(tmp_path, DENSE, section, freeze=frozen)))
     before = weights_of(group, tmp_path / "before")
     assert trained(group, range(3)) == pytest.approx(trained(alone, range(3)), abs=5e-5)
     after = weights_of(group, tmp_path / "after")
-    assert furthest(after, weights_of(alone, tmp_path / "alone")) < 5e-5
+    assert max_difference(after, weights_of(alone, tmp_path / "alone")) < 5e-5
     for name, tensor in after.items():
         assert bool((tensor == before[name]).all()) == name.startswith(("model.embed_tokens", "model.layers.3."))
 
@@ -308,7 +281,7 @@ def test_a_killed_rank_ends_all_ranks(shared: SharedRanks) -> None:
     wait_until(lambda: shared.ended, "report of the rank that ended")
     assert shared.ended == [(1, -signal.SIGKILL)]
     with pytest.raises(RankError, match="rank"):
-        train(group, batch_of(0), 0, nothing)
+        train(group, batch_of(0), 0, silent)
     wait_until(lambda: not any(map(is_alive, group.pids)), "end of all ranks")
 
 
@@ -323,7 +296,7 @@ def test_an_error_on_all_ranks_is_raised_and_the_group_stays_usable(tmp_path: Pa
     tokens = np.ones(66, np.int32)  # the last one is no input
     too_long = TrainSample.of_completion(tokens[:1], tokens[1:])
     with pytest.raises(ValueError, match="holds at most 64"):
-        train(group, [too_long], 0, nothing)
+        train(group, [too_long], 0, silent)
     assert group.fingerprint() == before
 
 
@@ -357,76 +330,3 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
             gone.add(fd)
             poll.unregister(fd)
             os.close(fd)
-
-
-RESHARDED = [
-    ("tp2", DENSE, {"tensor_parallel": 2}),
-    ("pp2", DENSE, {"pipeline_parallel": 2}),
-    ("dp2", DENSE, {}),
-    ("dp2_plain", DENSE, {"distributed_optimizer": False}),
-    ("odd tp2", DENSE | ODD, {"tensor_parallel": 2}),
-    ("ep2", MOE, {"expert_parallel": 2}),
-    ("pp2 uneven", DENSE, {"pipeline_parallel": 2, "first_stage_layers": 1}),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "model", "section"), RESHARDED, ids=[name for name, *_ in RESHARDED])
-def test_a_checkpoint_is_loaded_by_another_layout(
-    tmp_path: Path, group_of: Callable[..., TrainerGroup], name: str, model: dict[str, Any], section: dict[str, Any]
-) -> None:
-    alone = begun(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
-    trained(alone, range(2))
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir()
-    other.mkdir()
-    alone.save(one)
-    group = group_of(configured(tmp_path, model, section))
-    group.load(one)
-    assert group.fingerprint() == alone.fingerprint()
-    assert trained(group, range(2, 4)) == pytest.approx(trained(alone, range(2, 4)), abs=5e-5)
-    group.save(other)
-    back = MegatronEngine(configured(tmp_path, model, {}, ranks=1))
-    back.load(other)
-    assert back.fingerprint() == group.fingerprint()
-    assert trained(back, range(4, 6)) == pytest.approx(trained(group, range(4, 6)), abs=5e-5)
-    assert furthest(weights_of(back, tmp_path / "a"), weights_of(group, tmp_path / "b")) < 5e-5
-
-
-@pytest.mark.slow
-def test_training_continues_from_layout_to_layout(tmp_path: Path, group_of: Callable[..., TrainerGroup]) -> None:
-    """One rank, then two of tensor parallelism, then two of data parallelism: the loss curve of one rank throughout."""
-    alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
-    wanted = trained(alone, range(9))
-    found: list[float] = []
-    engine: TrainingEngine = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
-    layouts: list[dict[str, Any]] = [{"tensor_parallel": 2}, {}]
-    for turn, section in enumerate([*layouts, None]):
-        found += trained(engine, range(3 * turn, 3 * turn + 3))
-        if section is None:
-            break
-        folder = tmp_path / f"checkpoint.{turn}"
-        folder.mkdir()
-        engine.save(folder)
-        fingerprint = engine.fingerprint()
-        engine = group_of(configured(tmp_path, DENSE, section))
-        engine.load(folder)
-        assert engine.fingerprint() == fingerprint
-    assert found == pytest.approx(wanted, abs=5e-5)
-    assert furthest(weights_of(engine, tmp_path / "a"), weights_of(alone, tmp_path / "b")) < 5e-5
-
-
-@pytest.mark.slow
-def test_two_ranks_resume_from_their_checkpoint_exactly(tmp_path: Path, group_of: Callable[..., TrainerGroup]) -> None:
-    config = configured(tmp_path, MOE, {"expert_parallel": 2})
-    one = begun(group_of(config))
-    trained(one, range(2))
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    finish = one.begin_save(folder)
-    wanted = trained(one, range(2, 4)), one.fingerprint()
-    finish()
-    one.close()
-    other = group_of(config)
-    other.load(folder)
-    assert (trained(other, range(2, 4)), other.fingerprint()) == wanted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.torch.stored_weights import fingerprint_of
 from relax_actors.weights import files as weights
-from tests.integration.test_megatron_ranks import begun, configured
+from tests.integration.test_megatron_ranks import configured
 from tests.support.batches import batch_of
 from tests.support.contexts import MakeContext
 from tests.support.tiny_megatron import DENSE, MOE, skip_if_missing
+from tests.support.trained_engines import started
 from tests.support.weight_ends import DELTAS, ReceiverEnd, TrainerEnd
 
 skip_if_missing()
@@ -28,19 +29,6 @@ ONE = (*DELTAS, "model.architecture.num_key_value_heads=2")
 TWO = (*ONE, "trainer.backend=megatron", "trainer.megatron.ranks=2", "trainer.megatron.tensor_parallel=2")
 WIDE = DENSE | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "head_dim": 64}
 MIB = 1 << 20
-
-
-@pytest.fixture
-def group_of() -> Iterator[Callable[..., TrainerGroup]]:
-    groups: list[TrainerGroup] = []
-
-    def make(config: object) -> TrainerGroup:
-        groups.append(TrainerGroup(config, lambda *_: None))  # type: ignore[arg-type]
-        return groups[-1]
-
-    yield make
-    for group in groups:
-        group.close()
 
 
 @pytest.mark.slow
@@ -92,7 +80,7 @@ def test_versions_of_two_ranks_are_followed_repaired_and_taken_over_by_one(
 def test_a_version_of_one_file_and_of_three_holds_what_two_ranks_hold(
     tmp_path: Path, group_of: Callable[..., TrainerGroup], model: dict[str, object], section: dict[str, object]
 ) -> None:
-    group = begun(group_of(configured(tmp_path, model, section)))
+    group = started(group_of(configured(tmp_path, model, section)))
     for files in (1, 2, 3):
         paths = [tmp_path / f"{files}.{n}" for n in range(files)]
         assert group.publish(*paths) == group.fingerprint()
@@ -108,7 +96,7 @@ def test_the_model_folder_of_two_ranks_is_loaded_by_transformers(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    group = begun(group_of(configured(tmp_path, model, {"pipeline_parallel": 2}, precision=precision)))
+    group = started(group_of(configured(tmp_path, model, {"pipeline_parallel": 2}, precision=precision)))
     train(group, batch_of(0), 0, lambda: None)
     group.export(folder := tmp_path / "model")
     names = sorted(path.name for path in folder.glob("*.safetensors*"))
@@ -132,7 +120,7 @@ def kib(pid: int, field: str) -> int:
 def test_no_rank_holds_more_than_its_shard_and_one_tensor(
     tmp_path: Path, group_of: Callable[..., TrainerGroup]
 ) -> None:
-    group = begun(group_of(configured(tmp_path, WIDE, {"pipeline_parallel": 2})))
+    group = started(group_of(configured(tmp_path, WIDE, {"pipeline_parallel": 2})))
     paths = [tmp_path / f"weights.{n}" for n in range(2)]
     group.publish(*paths)  # allocates buffers of sockets and files
     train(group, batch_of(0), 0, lambda: None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -21,19 +20,13 @@ from broker.subjects import Subjects
 from relax_actors.monitoring.sinks import LogMessage
 from relax_actors.monitoring.sinks.prometheus import MAX_SERIES, Prometheus
 from relax_actors.runtime.journal import Journal
-from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.guarded import Guarded, MakeGuarded, free_port
 from tests.support.log_messages import event
 from tests.support.running import wait_until
 from tests.support.wandb_files import scalars_of
 
 RUN = "watched"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "monitor"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from tests.support.service_ends import ServiceEnds
 PROMPT = np.array([1, 2], np.int32)
 
 
-def next_guest(ends: ServiceEnds) -> Ticket:
-    (guest, *more) = wait_until(lambda: ends.guests.take(8), "a request")
+def next_ticket(ends: ServiceEnds) -> Ticket:
+    (ticket, *more) = wait_until(lambda: ends.requests.take(8), "a request")
     assert not more, "suspects are sent one at a time"
-    return guest
+    return ticket
 
 
 def refused(asking: Future[GenerateAnswer]) -> ApiError:
@@ -36,19 +36,19 @@ def refused(asking: Future[GenerateAnswer]) -> ApiError:
 def test_request_with_which_two_actors_died_is_not_sent_to_a_third(ends: ServiceEnds) -> None:
     calls = [GenerateCall(f"call {n}", PROMPT + n, seconds=60) for n in range(2)]
     asking = [ends.begin(call) for call in calls]
-    wait_until(lambda: len(ends.guests) == 2, "both requests")
+    wait_until(lambda: len(ends.requests) == 2, "both requests")
     ends.start(2)
-    poison = int(next_guest(ends).request.tokens[0] - PROMPT[0])
+    poison = int(next_ticket(ends).request.tokens[0] - PROMPT[0])
     ends.start(3)
-    guest = next_guest(ends)
-    assert int(guest.request.tokens[0] - PROMPT[0]) == 1 - poison
-    answer(guest, Generation(PROMPT, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
+    ticket = next_ticket(ends)
+    assert int(ticket.request.tokens[0] - PROMPT[0]) == 1 - poison
+    answer(ticket, Generation(PROMPT, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
     assert asking[1 - poison].result(20).tokens.tolist() == PROMPT.tolist()
     error = refused(asking[poison])
     assert (error.status, error.code, error.retry_after) == (422, "request_killed_actors", None)
     assert "2 actors have died" in error.message
     assert refused(ends.begin(replace(calls[poison], call="repeated"))).code == "request_killed_actors"
-    assert not len(ends.guests)
+    assert not len(ends.requests)
 
 
 @pytest.mark.parametrize("external", [False, True])

@@ -47,7 +47,7 @@ def test_trainer_profiles_its_next_step_and_refuses_others_meanwhile(
     assert asked.states == ["waiting"]
     put_step(table, 0, version=0)
     read_all(table, trainer)
-    with pytest.raises(ConfigError, match=r"trainer\.0 is being profiled for another request; wait for its end"):
+    with pytest.raises(ConfigError, match=r"trainer\.0 is being profiled.*wait"):
         Asked(connection, run, 1).answer.result(20)
     put_step(table, 1, version=1)
     read_all(table, trainer)
@@ -65,13 +65,13 @@ def test_profile_that_waits_in_vain_ends_at_its_deadline_or_makes_room_for_the_n
 ) -> None:
     trainer = make_trainer()
     run = table.subjects.run
-    with pytest.raises(ConfigError, match=r"trainer\.0 did 0 of 1 steps in 0\.1 s"):
+    with pytest.raises(ConfigError, match=r"trainer\.0 did 0 of 1 steps"):
         Asked(connection, run, 1, 0.1).answer.result(20)
     left = Asked(connection, run, 1)
     left.wait_for_state()
     asked = Asked(connection, run, 1)
     asked.wait_for_state()
-    with pytest.raises(ConfigError, match=r"a later request to profile trainer\.0 took its place"):
+    with pytest.raises(ConfigError, match=r"later request to profile trainer\.0"):
         left.answer.result(20)
     put_step(table, 0, version=0)
     read_all(table, trainer)
@@ -106,9 +106,9 @@ def test_requests_that_nobody_can_serve_are_answered(
     with pytest.raises(ConfigError, match=r"run .* has no live trainer\.0"):
         Asked(connection, run, 1).answer.result(20)
     trainer = make_trainer()
-    with pytest.raises(ConfigError, match="a profile has 1 to 20 steps, not 21"):
+    with pytest.raises(ConfigError, match="1 to 20 steps, not 21"):
         Asked(connection, run, 21).answer.result(20)
-    with pytest.raises(ConfigError, match="a profile may take up to 86400 s, not nan"):
+    with pytest.raises(ConfigError, match="86400 s, not nan"):
         Asked(connection, run, 1, float("nan")).answer.result(20)
     trainer.close()
 
@@ -129,5 +129,5 @@ def test_cancelled_recording_is_not_written_and_the_next_one_is(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["reward", "trainer.x", "", "trainer.-1"])
 def test_names_of_no_actor_that_can_be_profiled_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be profiled; name an actor: trainer, or rollout\.N"):
+    with pytest.raises(ConfigError, match=r"name an actor: trainer, or rollout\.N"):
         parse_actor(name)

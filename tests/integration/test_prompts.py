@@ -19,6 +19,7 @@ from relax_actors.roles.prompts import PromptSource
 from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Row
 from tests.support.contexts import MakeContext, MakeTrainer
+from tests.support.messages import assert_says
 
 ROWS = 4
 MakeSource = Callable[..., PromptSource]
@@ -80,7 +81,7 @@ def test_slot_refilled_too_often_ends_the_run_with_the_last_reason(make_source: 
     source = make_source("prompts.max_refills=2")
     for index in (2, 2 + ROWS):
         quarantine(table, source, RowId(0, index))
-    with pytest.raises(ConfigError, match=r"group\.0\.10 failed too \(quarantined by reward: on purpose\)"):
+    with pytest.raises(ConfigError, match=r"group\.0\.10 .*quarantined by reward: on purpose"):
         quarantine(table, source, RowId(0, 2 + 2 * ROWS))
 
 
@@ -94,7 +95,7 @@ def test_refills_of_an_earlier_attempt_do_not_count(make_source: MakeSource, tab
     resumed = make_source("prompts.max_refills=2", incarnation=2)
     assert prompt(table, RowId(0, 2 + 3 * ROWS)).text
     quarantine(table, resumed, RowId(0, 2 + 3 * ROWS))
-    with pytest.raises(ConfigError, match=r"a slot of step 0 was refilled 2 times, and group\.0\.18 failed too"):
+    with pytest.raises(ConfigError, match=r"step 0 was refilled 2 times.*group\.0\.18"):
         quarantine(table, resumed, RowId(0, 2 + 4 * ROWS))
 
 
@@ -104,7 +105,7 @@ def test_prompts_that_all_fail_for_one_reason_stop_the_run(make_source: MakeSour
     with pytest.raises(AllRowsFailedError) as caught:
         make_source(stray, "prompts.max_refills=1000")
     headline = str(caught.value).split("\n", 1)[0]
-    assert headline.startswith("the first 64 rows of role prompts all failed with the same error, so the run was ")
+    assert_says(headline, "the first 64 rows of role prompts", "same error")
 
 
 @pytest.mark.parametrize(("first", "stops"), [("1x2>", True), ("12>", False)])
@@ -161,7 +162,4 @@ def test_a_row_with_an_unknown_letter_is_quarantined_with_its_line(
     for row in ids:
         quarantined = table.fetch(table.subject(row, "quarantined"), Quarantined)
         assert quarantined is not None
-        assert quarantined.error == (
-            f"{tasks} line 1: prompt: character 'x' at position 2 of '1x2>' is not in the model's alphabet; add it to "
-            "model.tokenizer.alphabet, or correct the row"
-        )
+        assert_says(quarantined.error, f"{tasks} line 1", "'x' at position 2", "model.tokenizer.alphabet")

@@ -33,11 +33,12 @@ from relax_actors.messages.ranks import RankInvitation
 from relax_actors.runtime import Context
 from relax_actors.runtime.exit_codes import EXIT_PEER_LOST
 from relax_actors.runtime.run_folder import RunFolder
-from tests.integration.test_megatron_ranks import begun, check_same_training, configured, is_alive
+from tests.integration.test_megatron_ranks import check_same_training, configured, is_alive
 from tests.support.batches import batch_of
 from tests.support.contexts import MakeContext
 from tests.support.running import processes_of, wait_until
 from tests.support.tiny_megatron import DENSE, skip_if_missing
+from tests.support.trained_engines import started
 
 skip_if_missing()
 
@@ -114,8 +115,8 @@ def spread(table: Table, address: Address, make_context: MakeContext, tmp_path: 
 def test_ranks_on_two_nodes_train_what_one_process_trains(spread: Nodes, tmp_path: Path, name: str) -> None:
     config = spread.configured(LAYOUTS[name])
     spread.add_actor(config)
-    alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
-    check_same_training(begun(spread.group(config)), alone, tmp_path)
+    alone = started(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
+    check_same_training(started(spread.group(config)), alone, tmp_path)
 
 
 @pytest.mark.slow
@@ -126,8 +127,8 @@ def test_four_ranks_on_two_nodes_train_what_one_process_trains(spread: Nodes, tm
     config = spread.configured(section, model, ranks=4)
     for _ in range(config.trainer.megatron.remote_ranks):
         spread.add_actor(config)
-    alone = begun(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
-    group = begun(spread.group(config))
+    alone = started(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
+    group = started(spread.group(config))
     check_same_training(group, alone, tmp_path)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -143,7 +144,7 @@ def test_four_ranks_on_two_nodes_train_what_one_process_trains(spread: Nodes, tm
 def test_groups_follow_each_other_and_a_dead_rank_ends_its_group_everywhere(spread: Nodes, tmp_path: Path) -> None:
     config = spread.configured(LAYOUTS["dp2"])
     actor = spread.add_actor(config)
-    first = begun(spread.group(config))
+    first = started(spread.group(config))
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     first.save(folder)
@@ -168,7 +169,7 @@ def test_groups_follow_each_other_and_a_dead_rank_ends_its_group_everywhere(spre
     wait_until(lambda: not any(map(is_alive, third.pids)), "end of its rank here")
 
     spread.add_actor(config)
-    fourth = begun(spread.group(config, incarnation=4))
+    fourth = started(spread.group(config, incarnation=4))
     (rank,) = spread.ranks_of(1)
     spread.actors[1].kill()
     wait_until(lambda: not is_alive(rank), "end of the rank with its actor")

@@ -19,6 +19,7 @@ from relax_actors.roles.trainer import Trainer
 from relax_actors.runtime import Role, Row
 from tests.integration.test_trainer import batches, fingerprint, put_step, read_all
 from tests.support.contexts import MakeContext, MakeTrainer
+from tests.support.messages import assert_says
 
 BOTH = (
     "roles.reference.replicas=1",
@@ -105,11 +106,11 @@ def test_malformed_row_gets_its_error_and_the_others_are_scored(
     put_step(table, 0, version=1, first=4)
     errors = role.handle_many(rows_of(table, 0, range(1)))
     assert [type(error) for error in errors] == [RowError]
-    assert "a sequence has 8 tokens, more than the context or trainer.max_tokens_per_microbatch" in str(errors[0])
+    assert_says(errors[0], "8 tokens", "trainer.max_tokens_per_microbatch")
     role = make_scorer("reference", *BOTH)
     scored, error = role.handle_many([*rows_of(table, 0, range(1)), *rows_of(table, 0, range(4, 5))])
     assert scored.shape == (20,)
-    assert "the version of a token is not from 0 to 0" in str(error)
+    assert_says(error, "version of a token", "from 0 to 0")
 
 
 def train_to(trainer: Trainer, table: Table, last: int, *columns: Role) -> None:
@@ -169,10 +170,10 @@ def test_version_0_lost_in_both_places_is_an_error_that_names_them(make_trainer:
     data = bytearray(kept.read_bytes())
     data[-1] ^= 1
     kept.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"reference does not hold weights 0 with fingerprint"):
+    with pytest.raises(ConfigError, match=r"weights 0 .*fingerprint"):
         trainer.idle()
     kept.unlink()
-    with pytest.raises(ConfigError, match=r"weights 0 are gone from the store, and so is .*reference; restore one"):
+    with pytest.raises(ConfigError, match=r"weights 0 are gone .*reference; restore"):
         trainer.idle()
 
 

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,17 +13,14 @@ import torch
 from broker.errors import StoreError
 from relax_actors.data.model_folder import measure
 from relax_actors.engines.protocols import Generation, GenerationRequest
-from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, DiskLoader, StagedWeights, TensorLoader
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.errors import ActorError, EngineError
-from relax_actors.isolation.janitor import COMMAND, is_janitor, segments
-from relax_actors.isolation.proc import command, processes
 from tests.conformance.base.inference_engine import pairs_of
+from tests.support.batches import silent
 from tests.support.models import (
-    STOP,
     ReferenceModel,
     check_logprobs,
     publish,
@@ -37,8 +28,7 @@ from tests.support.models import (
     request_of,
     stop_strings,
 )
-from tests.support.running import wait_until
-from tests.support.sglang_servers import DENSE, MOE, Kept, config_of, engine_of, members, skip_if_missing
+from tests.support.sglang_servers import DENSE, MOE, Kept, config_of, engine_of, skip_if_missing
 
 skip_if_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -49,23 +39,6 @@ REQUESTS.append(request_of("5>", 3, samples=8, temperature=0.7))
 LONG = [request_of("12>", 1, max_tokens=450, stop_ids=frozenset())]
 STRINGS = stop_strings("123", "45", "709")
 ENDED = request_of("12>", 4, samples=8, max_tokens=300, stop_ids=frozenset(), stop_strings=STRINGS)
-
-
-def nothing() -> None: ...
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
-    kept = Kept(config_of(tmp_path_factory.mktemp("run"), DENSE, run={"deterministic": False}))
-    yield kept
-    kept.close()
-
-
-@pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
-    kept = Kept(config_of(tmp_path_factory.mktemp("run"), DENSE, run={"deterministic": True}))
-    yield kept
-    kept.close()
 
 
 def tensors(kept: Kept, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -84,14 +57,30 @@ def test_weights_from_memory_are_served_under_their_version(kept: Kept, tmp_path
         engine.load(3, *shards(kept, tmp_path))
         engine.stage(4, tensors(kept, 0.7))
         assert engine.version == 3
-        before = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
+        before = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
         assert engine.swap() == engine.version == 4
-        after = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
+        after = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
         assert {int(v) for _, s in before for v in s.versions} == {3}
         assert {int(v) for _, s in after for v in s.versions} == {4}
         check_logprobs(kept.config, [*before, *after], {3: 1.0, 4: 0.7}, 1e-5)
         with pytest.raises(StoreError, match="nothing can be swapped"):
             engine.swap()
+
+
+def test_samples_beyond_the_places_of_a_server_wait_for_others(tmp_path: Path) -> None:
+    few = Kept(config_of(tmp_path / "run", DENSE, rollout={"sglang": {"max_concurrent_samples": 3}}))
+    try:
+        with engine_of(few) as engine:
+            engine.load(3, *shards(few, tmp_path))
+            made = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
+        assert len(made) == 24
+        check_logprobs(few.config, made, {3: 1.0}, 1e-5)
+        record = few.record
+        headers = {"Authorization": f"Bearer {record.key}"}
+        facts = httpx.get(f"{record.url}/server_info", headers=headers, timeout=20, trust_env=False).json()
+        assert facts["max_running_requests"] == 3
+    finally:
+        few.close()
 
 
 def test_damaged_weights_are_never_served(kept: Kept, tmp_path: Path) -> None:
@@ -100,7 +89,7 @@ def test_damaged_weights_are_never_served(kept: Kept, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="published was"):
             engine.load(9, "0" * 32, files)
         with pytest.raises(StoreError, match="no verified weights"):
-            engine.generate(REQUESTS, nothing)
+            engine.generate(REQUESTS, silent)
         engine.stage(9, tensors(kept))
         (staged,) = kept.folder.server(0).with_suffix("").iterdir()
         damaged = bytearray((staged / "model.safetensors").read_bytes())
@@ -109,7 +98,7 @@ def test_damaged_weights_are_never_served(kept: Kept, tmp_path: Path) -> None:
         with pytest.raises(ActorError, match="not those of version 9"):
             engine.swap()
         with pytest.raises(StoreError, match="no verified weights"):
-            engine.generate(REQUESTS, nothing)
+            engine.generate(REQUESTS, silent)
         assert print_of in staged.name
 
 
@@ -151,7 +140,7 @@ def test_a_server_that_timed_out_during_a_weight_update_is_abandoned(kept: Kept,
         made = generated_over_a_swap(kept, engine)
         assert engine.losses == 1
         check_logprobs(kept.config, made, {3: 1.0, 4: 0.7}, 5e-5)
-        after = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
+        after = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
         assert {int(v) for _, s in after for v in s.versions} == {4}
         check_logprobs(kept.config, after, {4: 0.7}, 1e-5)
 
@@ -165,7 +154,7 @@ def test_an_update_left_open_by_an_earlier_incarnation_is_closed(kept: Kept, tmp
         with engine_of(kept, TensorLoader(1)) as engine:
             engine.load(3, *shards(kept, tmp_path))
             assert client.post("/end_weight_update", json={}).status_code == 400
-            made = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
+            made = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
     assert kept.record == record
     check_logprobs(kept.config, made, {3: 1.0}, 1e-5)
 
@@ -182,43 +171,7 @@ def test_weights_are_loaded_again_after_a_failed_load(kept: Kept, tmp_path: Path
         with engine_of(kept) as engine:
             engine.load(3, print_of, files)
             assert server.identity() == named
-            check_logprobs(kept.config, pairs_of(REQUESTS, engine.generate(REQUESTS, nothing)), {3: 1.0}, 1e-5)
-
-
-def test_the_next_incarnation_after_a_crash_finds_the_server_with_its_weights(kept: Kept, tmp_path: Path) -> None:
-    print_of, (shard,) = shards(kept, tmp_path)
-    with engine_of(kept) as engine:
-        engine.load(6, print_of, [shard])
-    record, log, starts = kept.record, kept.folder.log("server.0"), kept.starts
-    script = (
-        "import sys, numpy as np, pathlib\n"
-        "from relax_actors.engines.protocols import GenerationRequest\n"
-        "from relax_actors.engines.sglang.connection import SglangSettings\n"
-        "from relax_actors.engines.sglang.engine import SglangEngine\n"
-        "from relax_actors.engines.sglang.weight_loaders import DiskLoader\n"
-        "from relax_actors.engines.protocols.server import ServerRecord\n"
-        "path = pathlib.Path(sys.argv[1])\n"
-        "find = lambda: ServerRecord.load(path)\n"
-        "settings = SglangSettings(512, rows=1, patience=60, stall=60)\n"
-        "engine = SglangEngine(find, DiskLoader(path.with_suffix('')), settings)\n"
-        "engine.load(6, sys.argv[2], [pathlib.Path(sys.argv[3])])\n"
-        "tokens = np.array([1, 2], np.int32)\n"
-        "request = GenerationRequest(tokens, 1, 4, 1.0, 1.0, 500, frozenset())\n"
-        "engine.generate([request], lambda: print('generating', flush=True))\n"
-    )
-    command = [sys.executable, "-c", script, str(kept.folder.server(0)), print_of, str(shard)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as life:
-        assert life.stdout is not None
-        assert "generating" in life.stdout.readline()
-        life.kill()
-    loads = log.read_text().count("Start update_weights")
-    with engine_of(kept) as engine:
-        engine.load(6, print_of, [shard])
-        made = pairs_of(REQUESTS, engine.generate(REQUESTS, nothing))
-        check_logprobs(kept.config, made, {6: 1.0}, 1e-5)
-    assert kept.record == record
-    assert log.read_text().count("Start update_weights") == loads
-    assert kept.starts == starts
+            check_logprobs(kept.config, pairs_of(REQUESTS, engine.generate(REQUESTS, silent)), {3: 1.0}, 1e-5)
 
 
 def test_the_server_refuses_requests_without_its_key(kept: Kept) -> None:
@@ -231,86 +184,12 @@ def test_the_server_refuses_requests_without_its_key(kept: Kept) -> None:
     assert not [title for title in kept.processes().values() if record.key in title]
 
 
-@pytest.mark.parametrize("part", ["scheduler", "engines.sglang.launch", "supervision.inference_server"])
-def test_samples_continue_after_the_server_is_killed(kept: Kept, tmp_path: Path, part: str) -> None:
-    with engine_of(kept) as engine:
-        engine.load(3, *shards(kept, tmp_path))
-        life, grown, lengths = kept.record.instance, 0, []
-
-        def progress() -> None:
-            nonlocal grown
-            grown += 1
-            if grown == 2:
-                kept.kill(part)
-                lengths.extend(len(sample) for sample in engine.rows.samples)
-
-        made = pairs_of(LONG, engine.generate(LONG, progress))
-        assert engine.losses == 1
-        assert min(lengths) > 0
-        assert kept.record.instance != life
-        for _, sample in made:
-            assert len(sample.tokens) == 450
-            assert set(sample.versions) == {3}
-        check_logprobs(kept.config, made, {3: 1.0}, 5e-5)
-
-
-def test_a_hung_server_is_killed_and_restarted(kept: Kept, tmp_path: Path) -> None:
-    with engine_of(kept, stall=2.0) as engine:
-        engine.load(3, *shards(kept, tmp_path))
-        grown = 0
-
-        def progress() -> None:
-            nonlocal grown
-            grown += 1
-            if grown == 2:
-                (pid,) = [pid for pid, title in kept.processes().items() if "scheduler" in title]
-                os.kill(pid, signal.SIGSTOP)
-
-        (group,) = engine.generate(LONG, progress)
-        assert [len(sample.tokens) for sample in group] == [450] * 4
-        assert engine.losses == 1
-
-
-def test_without_a_server_the_engine_gives_up_and_blames_no_row(kept: Kept, tmp_path: Path) -> None:
-    with (
-        engine_of(kept, find=lambda: None, patience=0.5) as engine,
-        pytest.raises(ActorError, match="no inference server"),
-    ):
-        engine.load(3, *shards(kept, tmp_path))
-
-
 def test_a_refusal_of_the_server_is_reported_in_its_words(kept: Kept, tmp_path: Path) -> None:
     with engine_of(kept) as engine:
         engine.load(3, *shards(kept, tmp_path))
         with pytest.raises(EngineError, match="refuses a row"):
-            engine.generate([request_of("12>", 1, samples=8, temperature=-1.0)], nothing)
-        assert len(engine.generate(REQUESTS, nothing)) == 3
-
-
-def test_a_deterministic_row_gives_the_same_bits_after_its_server_is_killed(exact: Kept, tmp_path: Path) -> None:
-    one = [request_of("12>", 1, samples=6, max_tokens=200, stop_ids=frozenset([STOP]), stop_strings=STRINGS)]
-    found = []
-    for disturbed in (False, False, True):
-        with engine_of(exact, keep_partial=False, rows=1) as engine:
-            engine.load(3, *shards(exact, tmp_path))
-            killed = False
-
-            def disturb() -> None:
-                nonlocal killed
-                if not killed:
-                    killed = True
-                    exact.kill("scheduler")
-
-            (group,) = engine.generate(one, disturb if disturbed else nothing)
-            found.append(group)
-            if not disturbed:
-                # A row between the two changes nothing.
-                engine.generate([request_of("9081>", 2, samples=8)], nothing)
-    for group in found[1:]:
-        for a, b in zip(found[0], group, strict=True):
-            np.testing.assert_array_equal(a.tokens, b.tokens)
-            np.testing.assert_array_equal(a.logprobs, b.logprobs)
-    assert len({tuple(sample.tokens.tolist()) for sample in found[0]}) == 6
+            engine.generate([request_of("12>", 1, samples=8, temperature=-1.0)], silent)
+        assert len(engine.generate(REQUESTS, silent)) == 3
 
 
 def test_the_chosen_experts_of_every_token_are_reported(tmp_path: Path) -> None:
@@ -322,7 +201,7 @@ def test_the_chosen_experts_of_every_token_are_reported(tmp_path: Path) -> None:
             engine.load(3, *shards(kept, tmp_path))
             # Some samples are aborted when a stop string has ended in them.
             requests = [*REQUESTS, ENDED]
-            made = pairs_of(requests, engine.generate(requests, nothing))
+            made = pairs_of(requests, engine.generate(requests, silent))
             check_logprobs(kept.config, made, {3: 1.0}, 5e-5)
     finally:
         kept.close()
@@ -335,35 +214,3 @@ def test_the_chosen_experts_of_every_token_are_reported(tmp_path: Path) -> None:
         expected = torch.stack(chosen, 1).view(sequence.shape[1], len(chosen), -1).numpy()
         assert sample.routed_experts is not None
         np.testing.assert_array_equal(np.sort(sample.routed_experts, -1), np.sort(expected, -1))
-
-
-def scratch_of(group: int) -> Path:
-    """Temporary folder of a server, which its janitor removes."""
-    for pid in processes():
-        if is_janitor(pid):
-            _, root, _, folder, *_ = command(pid)[len(COMMAND) :]
-            if root == str(group).encode():
-                return Path(os.fsdecode(folder))
-    pytest.fail(f"no janitor of the server of process {group}")
-
-
-def test_killing_the_supervisor_and_the_keeper_leaves_nothing_of_the_server(tmp_path: Path) -> None:
-    config_of(tmp_path / "run", DENSE)
-    script = (
-        "import json, sys, time, pathlib\n"
-        "from tests.support.sglang_servers import Kept\n"
-        "from relax_actors.runtime.run_folder import RunFolder\n"
-        "kept = Kept(RunFolder(pathlib.Path(sys.argv[1])).load_config())\n"
-        "print(json.dumps(kept.record.process_group), flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as supervisor:
-        assert supervisor.stdout is not None
-        group = json.loads(supervisor.stdout.readline())
-        assert len(members(group)) >= 4
-        used = {*map(Path, segments(members(group), SEGMENTS)), scratch_of(group)}
-        assert len(used) >= 2
-        assert all(path.exists() for path in used)
-        supervisor.kill()
-    wait_until(lambda: not members(group), "end of the server")
-    wait_until(lambda: not any(path.exists() for path in used), "clean-up")

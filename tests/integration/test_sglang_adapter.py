@@ -24,9 +24,9 @@ from relax_actors.errors import EngineError
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.weights import files as weights
 from tests.conformance.base.inference_engine import pairs_of
-from tests.conformance.base.training_engine import begun, silent
+from tests.conformance.base.training_engine import begun
 from tests.support.adapters import adapter_config, base_folder
-from tests.support.batches import batch_of, batch_of_generations
+from tests.support.batches import batch_of, batch_of_generations, silent
 from tests.support.models import request_of
 from tests.support.sglang_servers import DENSE, MOE, Kept, engine_of, skip_if_missing
 

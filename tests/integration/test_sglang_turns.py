@@ -12,6 +12,7 @@ import pytest
 from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.engines.sglang.engine import SglangEngine
 from tests.conformance.base.inference_engine import pairs_of
+from tests.support.batches import silent
 from tests.support.models import check_logprobs, publish, random_weights, request_of
 from tests.support.sglang_servers import DENSE, Kept, config_of, engine_of, skip_if_missing
 
@@ -19,9 +20,6 @@ skip_if_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OBSERVATION = np.array([3, 1, 10], np.int32)
 CONTEXT, EPISODES, TURN = 512, 6, 12
-
-
-def nothing() -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +63,7 @@ def test_turns_read_only_what_is_new_until_weights_change(kept: Kept, tmp_path: 
                 engine.stage(4, random_weights(kept.config, 0.7))
                 engine.swap()
             before = engine.metrics()
-            groups = engine.generate(turn, nothing)
+            groups = engine.generate(turn, silent)
             made.append(pairs_of(turn, groups))
             after = engine.metrics()
             assert after["prompt_tokens"] - before["prompt_tokens"] == sum(len(one.tokens) for one in turn)
@@ -93,7 +91,7 @@ def test_a_conversation_may_fill_the_whole_context(kept: Kept, tmp_path: Path) -
         assert engine.context_length == CONTEXT
         assert engine.cache_tokens is not None
         assert engine.cache_tokens >= CONTEXT
-        made = pairs_of(requests, engine.generate(requests, nothing))
+        made = pairs_of(requests, engine.generate(requests, silent))
     assert [len(sample.tokens) for _, sample in made] == [1, 6, CONTEXT - 100]
     check_logprobs(kept.config, made, {3: 1.0}, 5e-5)
 
@@ -111,10 +109,10 @@ def test_turns_given_together_have_the_same_bits_whatever_the_server_did_before(
 
     with engine_of(exact, keep_partial=False, rows=1) as engine:
         load(exact, engine, tmp_path)
-        for disturb in (nothing, nothing, kill_once):
+        for disturb in (silent, silent, kill_once):
             found.append(engine.generate(turns, disturb))
             # Beginnings of the same conversations, in the cache of the server.
-            engine.generate([replace(turns[i], max_tokens=5) for i in (4, 1)], nothing)
+            engine.generate([replace(turns[i], max_tokens=5) for i in (4, 1)], silent)
         assert engine.losses == 1
     for groups in found[1:]:
         for (a,), (b,) in zip(found[0], groups, strict=True):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +11,11 @@ import pytest
 
 from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.engines.torch.backend import TorchTrainingBackend
-from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import AllRowsFailedError, ConfigError
-from relax_actors.messages import Checkpoint, Dropped, Quarantined, Trajectory, Weights
+from relax_actors.messages import Dropped, Quarantined, Trajectory
 from relax_actors.messages.samples import fingerprints_of
 from relax_actors.roles.trainer import Trainer
-from relax_actors.training.step_feed import minibatches
-from relax_actors.training.step_rows import StepReader
-from tests.support.contexts import MakeContext, MakeTrainer
+from tests.support.contexts import MakeTrainer
 from tests.support.steps import ROWS, SAMPLES, TOKENS, batches, fingerprint, put_rows, put_step, read_all
 
 CORRECTED = ("algorithm.proximal=trainer", "algorithm.correction.kind=tis")
@@ -216,7 +210,7 @@ def refill(table: Table, trainer: Trainer, rows: int) -> None:
 
 
 def test_run_stops_if_the_first_rows_are_all_malformed(make_trainer: MakeTrainer, table: Table) -> None:
-    with pytest.raises(AllRowsFailedError, match=r"^the first 8 rows of role trainer all failed with the same error"):
+    with pytest.raises(AllRowsFailedError, match=r"^the first 8 rows of role trainer .*same error"):
         refill(table, make_trainer(), 8)
     assert table.count_cells(table.subjects.column("quarantined")) == 8
 
@@ -273,75 +267,6 @@ def test_step_without_streaming_computes_the_same_weights(make_trainer: MakeTrai
     assert other.engine.fingerprint() == fingerprint(table, 1)
 
 
-UPDATES = ("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer", "trainer.learning_rate=1e-2")
-
-
-@pytest.mark.parametrize("proximal", ["trainer", "rollout"])
-def test_several_updates_of_a_batch_are_those_of_its_minibatches(
-    make_trainer: MakeTrainer, make_context: MakeContext, table: Table, proximal: str
-) -> None:
-    trainer = make_trainer(*UPDATES, f"algorithm.proximal={proximal}")
-    put_step(table, 0, version=0)
-    read_all(table, trainer)
-    assert batches(table) == {0: [0, 1, 2, 3]}
-    metrics = trainer.figures
-    assert (metrics["updates"], metrics["tokens"], metrics["early_seconds"]) == (4, 2 * ROWS * SAMPLES * TOKENS, 0)
-
-    context = make_context("trainer", *UPDATES, f"algorithm.proximal={proximal}")
-    engine = TorchEngine(context.config)
-    engine.initialise(context.config.run.seed)
-    engine.finish_warm_start()
-    whole = StepReader(context, {}).read_again(0, range(ROWS))
-    if proximal == "trainer":
-        whole = whole.with_proximal(iter(engine.score(whole.samples(), lambda: None)))
-    for rows in minibatches(ROWS, 2, 2, context.config.run.seed, 0):
-        engine.accumulate(whole.part(rows).samples(), lambda: None)
-        result = engine.step(0, lambda: None)
-    if proximal == "trainer":
-        assert result.metrics["clipped"] > 0  # the ratio has left 1
-    assert engine.fingerprint() == fingerprint(table, 1)
-
-
-def test_killed_trainer_replays_all_updates_of_a_batch(make_trainer: MakeTrainer, table: Table) -> None:
-    trainer = make_trainer(*UPDATES)
-    finished = trainer.engine.step
-
-    def die_at_third_update(*arguments: Any) -> Any:
-        if len(updates) == 2:
-            raise KeyboardInterrupt
-        updates.append(finished(*arguments))
-        return updates[-1]
-
-    updates: list[Any] = []
-    trainer.engine.step = die_at_third_update  # type: ignore[method-assign]
-    put_step(table, 0, version=0)
-    with pytest.raises(KeyboardInterrupt):
-        read_all(table, trainer)
-    assert batches(table) == {0: [0, 1, 2, 3]}
-    other = make_trainer(*UPDATES, incarnation=2)
-    assert other.figures["updates"] == 4
-    third = make_trainer(*UPDATES, incarnation=3)
-    assert third.engine.fingerprint() == other.engine.fingerprint() == fingerprint(table, 1)
-
-
-def test_engine_that_cannot_score_refuses_several_updates_with_its_own_proximal_policy(
-    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class WithoutScore(TorchEngine):
-        score = None  # type: ignore[assignment]
-
-    monkeypatch.setattr(TorchTrainingBackend, "build", lambda _, context: WithoutScore(context.config))
-    trainer = Trainer()
-    trainer.context = make_context("trainer", *UPDATES)
-    with pytest.raises(ConfigError) as raised:
-        trainer.setup()
-    assert str(raised.value) == (
-        "trainer.backend = 'torch' cannot compute the log-probs before the first of 4 updates of a batch, which "
-        'algorithm.proximal = "trainer" needs; set algorithm.proximal = "rollout" or "actor_fwd", or '
-        "trainer.minibatches = 1 and trainer.epochs = 1"
-    )
-
-
 def test_row_that_ends_after_it_was_computed_on_is_not_trained(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer(TWO_ROWS)
     put_rows(table, 0, [0, 1, 2])
@@ -353,116 +278,3 @@ def test_row_that_ends_after_it_was_computed_on_is_not_trained(make_trainer: Mak
     assert batches(table) == {0: [4, 1, 2, 3]}
     other = make_trainer(TWO_ROWS, incarnation=2)
     assert other.engine.fingerprint() == fingerprint(table, 1)
-
-
-@pytest.mark.parametrize("file", ["optimizer.safetensors", "reference.safetensors"])
-def test_checkpoint_with_a_flipped_bit_is_not_loaded(make_trainer: MakeTrainer, table: Table, file: str) -> None:
-    settings = ("trainer.checkpoint_every=1", "algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1")
-    trainer = make_trainer(*settings)
-    put_step(table, 0, version=0)
-    read_all(table, trainer)
-    checkpoint = table.fetch_last("checkpoint", Checkpoint)
-    assert checkpoint is not None
-    path = trainer.context.folder.root / checkpoint.path / file
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(ConfigError, match=f"file {file} of .* is not what was written there"):
-        make_trainer(*settings, incarnation=2)
-
-
-def checkpoints(table: Table) -> list[int]:
-    return [cell_id.step for cell_id, _ in table.snapshot([table.subjects.numbered("checkpoint", "*")])]
-
-
-ASYNC_CHECKPOINTS = ("trainer.checkpoint_every=1", "trainer.async_checkpoints=true", "staleness.max=0")
-
-
-def test_pending_checkpoint_is_published_after_the_next_step(make_trainer: MakeTrainer, table: Table) -> None:
-    trainer = make_trainer(*ASYNC_CHECKPOINTS)
-    put_step(table, 0, version=0)
-    read_all(table, trainer)
-    assert (trainer.version, checkpoints(table)) == (1, [0])
-    # An incarnation that ends here leaves an unpublished folder: the next resumes from the previous checkpoint.
-    other = make_trainer(*ASYNC_CHECKPOINTS, incarnation=2)
-    assert other.version == 1
-    put_step(table, 1, version=1)
-    read_all(table, other)
-    assert (other.version, checkpoints(table)) == (2, [0, 1])
-    put_step(table, 2, version=2)
-    read_all(table, other)
-    assert checkpoints(table) == [0, 1, 2]
-    found = table.fetch_last("checkpoint", Checkpoint)
-    assert found is not None
-    assert found.fingerprint == fingerprint(table, 2)
-    third = make_trainer(*ASYNC_CHECKPOINTS, incarnation=3)
-    assert third.engine.fingerprint() == fingerprint(table, 3)
-    folder = third.context.folder.checkpoints
-    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == ["1.2", "2.2"]
-
-
-def test_full_disk_gives_up_a_pending_checkpoint_and_the_next_is_written_synchronously(
-    make_trainer: MakeTrainer, table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_trainer(*ASYNC_CHECKPOINTS)
-
-    def begin_save(folder: Path) -> Callable[[], None]:
-        (folder / "half").write_bytes(b"half")
-
-        def finish() -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        return finish
-
-    monkeypatch.setattr(trainer.engine, "begin_save", begin_save)
-    for step in range(2):
-        put_step(table, step, version=step)
-        read_all(table, trainer)
-    assert (trainer.version, checkpoints(table)) == (2, [0, 2])
-    assert [path.name for path in trainer.context.folder.checkpoints.iterdir() if "1." in path.name[:3]] == []
-
-
-def test_weight_file_lost_right_after_its_write_is_rewritten(
-    make_trainer: MakeTrainer, table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_trainer()
-    store = trainer.context.table.store
-    write = store.write_together
-
-    def vanishing(uris: Sequence[str], save: Callable[..., Any]) -> Any:
-        result = write(uris, save)
-        for uri in uris:
-            if uri.startswith("weights/1."):
-                store.path(uri).unlink()
-        return result
-
-    monkeypatch.setattr(store, "write_together", vanishing)
-    put_step(table, 0, version=0)
-    read_all(table, trainer)
-    published = table.fetch(table.subjects.numbered("weights", 1), Weights)
-    assert published is not None
-    (shard,) = published.shards
-    path = table.store.path(shard.path)
-    assert not path.exists()
-    trainer.idle()
-    assert not path.exists()
-    monkeypatch.undo()
-    trainer.idle()
-    assert path.stat().st_size >= shard.nbytes > 0
-
-
-def test_kept_steps_have_their_rows_and_a_checkpoint_at_or_before_the_first(
-    make_trainer: MakeTrainer, table: Table
-) -> None:
-    trainer = make_trainer("run.keep_steps=3", "trainer.checkpoint_every=2", "run.steps=9")
-    for step in range(7):
-        put_step(table, step, version=step)
-        read_all(table, trainer)
-    folder = trainer.context.folder.checkpoints
-    assert sorted(path.name for path in folder.iterdir()) == ["2.1", "4.1", "6.1"]
-    trainer.close()  # sweeps the table a last time
-    newest = table.fetch_last("checkpoint", Checkpoint)
-    assert newest is not None
-    assert (newest.version, newest.floor) == (6, 2)
-    kept = {step: table.count_cells(f"{table.subjects.prefix}.group.{step}.*.trajectory") for step in range(7)}
-    assert kept == {0: 0, 1: 0, **dict.fromkeys(range(2, 7), ROWS)}

@@ -18,7 +18,7 @@ from relax_actors.envs.client import EnvironmentClient
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Prompt, SessionLog, SessionTurn
 from relax_actors.runtime import Row
 from relax_actors.sessions.episode import Episode
-from relax_actors.sessions.episode_batch import EpisodeBatch
+from relax_actors.sessions.episode_batch import EpisodeBatch, Rules
 from relax_actors.sessions.episode_start import Limits, Start
 from relax_actors.sessions.session_log import LazyLog, read_log, restore
 from tests.support.asked import Asked
@@ -138,10 +138,8 @@ def test_time_of_an_episode_counts_from_its_first_actor(make_context: MakeContex
     batch = EpisodeBatch(
         context,
         client,
-        Digits(),
-        LIMITS,
+        Rules(Digits(), LIMITS, template),
         Asked(),
-        template,
         start=lambda _: Start(RowId(0, 0), 0, 5, np.array([3, 4], np.int32)),
         result=lambda group: group,
         counts=defaultdict(float),

@@ -177,7 +177,7 @@ def test_missing_weights_are_an_error_that_blames_no_row(make_sender: MakeSender
     with pytest.raises(ActorError, match="a row needs weights 1 or newer"):
         receiver.stager.use_newest(1)
     # A row that demands an unpublished version is malformed: rows are admitted after their weights.
-    with pytest.raises(RowError, match="the row demands weights 7 or newer, the newest published is 1"):
+    with pytest.raises(RowError, match=r"weights 7 or newer.*published is 1"):
         receiver.stager.use_newest(7)
 
 

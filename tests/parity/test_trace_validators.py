@@ -20,8 +20,7 @@ import pytest
 from relax_actors.messages import Prompt, Reward, Sample, TokenSequence, Trajectory
 from relax_actors.traces import Trace, traces_of
 from relax_actors.traces.formats import trace_of
-from relax_actors.traces.model import same_trace
-from relax_actors.traces.write import write_traces
+from tests.support.traces import same_trace, write_traces
 
 pytestmark = pytest.mark.slow
 PACKAGES = ("harbor", "verifiers", "openenv")

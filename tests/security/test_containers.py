@@ -24,6 +24,7 @@ from relax_actors.errors import ActorError, ConfigError
 from relax_actors.isolation.sandbox import Limits
 from relax_actors.messages import Act, Open
 from tests.support.containers import IMAGE, containers, engine, needs_engine
+from tests.support.messages import assert_says
 from tests.support.running import wait_until
 
 ATTACKS = """
@@ -71,7 +72,7 @@ def _no_leftovers() -> Iterator[None]:
 def test_program_cannot_harm_the_process_that_ends_it() -> None:
     ended = run_code(ATTACKS, Limits(seconds=2.0), "container", IMAGE)
     assert ended.output == "-1\n"
-    assert ended.problem == "it took longer than 2 seconds and was stopped"
+    assert_says(ended.problem, "2 seconds", "stopped")
     wait_until(lambda: not containers(), "end of the container")
 
 
@@ -137,10 +138,12 @@ def test_missing_engine_is_refused(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.stderr.splitlines()[-1] == (
-        'broker.errors.ConfigError: environment.options.sandbox = "container": no container engine answers '
-        "`docker info` or `podman info`; start Docker or Podman and let this user reach it, or write "
-        'environment.options.sandbox = "bubblewrap"'
+    assert_says(
+        done.stderr.splitlines()[-1],
+        "ConfigError",
+        'environment.options.sandbox = "container"',
+        "docker info",
+        "bubblewrap",
     )
 
 
@@ -157,9 +160,12 @@ def test_failing_engine_is_not_the_fault_of_the_model() -> None:
 def test_missing_image_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         check_container("relax-nowhere:1")
-    assert str(error.value) == (
-        "environment.options.sandbox = \"container\": docker has no image 'relax-nowhere:1'; run `docker pull "
-        "relax-nowhere:1` on each machine that runs environments, or name another with environment.options.image"
+    assert_says(
+        error.value,
+        'environment.options.sandbox = "container"',
+        "'relax-nowhere:1'",
+        "docker pull relax-nowhere:1",
+        "environment.options.image",
     )
 
 
@@ -173,7 +179,4 @@ def test_image_with_volumes_is_refused() -> None:
             check_container(image)
     finally:
         engine("rmi", image)
-    assert str(error.value) == (
-        f'environment.options.sandbox = "container": image {image!r} declares VOLUME /data, which is writable without '
-        "a limit of size; name an image without volumes with environment.options.image"
-    )
+    assert_says(error.value, repr(image), "VOLUME /data", "environment.options.image")

@@ -22,15 +22,14 @@ from relax_actors.supervision.streams import ensure_run_streams
 from tests.security.test_allow_list import (
     CONFIG,
     EVERYTHING,
-    RUN,
     USERS,
     last_subject,
     publish_all,
     reached_by,
-    tried,
 )
 from tests.support.embedded import Embedded
 from tests.support.running import wait_until
+from tests.support.tried_subjects import RUN, tried
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.sinks import metrics_server
 from relax_actors.monitoring.sinks.metrics_server import MAX_CLIENTS, MetricsServer
+from tests.support.messages import assert_says
 from tests.support.running import wait_until
 
 PAGE = b"relax_step_reward 0.25\n"
@@ -144,10 +145,7 @@ def test_public_address_is_refused_unless_marked(host: str) -> None:
     target = f"{host}:0"
     with pytest.raises(ConfigError) as caught:
         MetricsServer(target, lambda: PAGE)
-    assert str(caught.value) == (
-        f"--sink prometheus={target}: {host.strip('[]')} is no loopback address, and everybody who reaches it may read "
-        f"the metrics; write prometheus=public:{target} if that is wanted, or prometheus=0"
-    )
+    assert_says(caught.value, f"--sink prometheus={target}", "loopback", f"prometheus=public:{target}")
     server = MetricsServer(f"public:{target}", lambda: PAGE)
     try:
         with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as connection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -15,17 +14,12 @@ from broker.errors import BrokerError
 from broker.listeners import Settings
 from relax_actors.cli.keys import make_keys
 from relax_actors.errors import ConfigError
-from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.guarded import Guarded, MakeGuarded, free_port
+from tests.support.messages import assert_says
 from tests.support.running import TINY, wait_until
 from tests.support.websockets import upgraded
 
 RUN = "listening"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def listening(guarded: Guarded) -> set[str]:
@@ -56,7 +50,7 @@ def test_without_being_asked_there_is_one_listener_on_loopback(tmp_path: Path) -
     text = (tmp_path / "server" / "nats-server.conf").read_text()
     assert re.findall(r"(?m)^ *(listen|http|websocket|port).*$", text) == ["listen"]
     assert 'listen: "127.0.0.1:4222"' in text
-    assert lines[-1] == "for clients on other machines: add --listen 0.0.0.0:4222"
+    assert_says(lines[-1], "other machines", "--listen 0.0.0.0:4222")
 
 
 def test_pages_of_others_open_no_websocket(make_guarded: MakeGuarded) -> None:

@@ -22,6 +22,7 @@ from relax_actors.errors import BrokerError, ConfigError
 from relax_actors.monitoring.connection import find
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import store_mark
+from tests.support.messages import assert_says
 from tests.support.running import relax
 
 ATTACKER = 1001
@@ -109,7 +110,7 @@ def test_lock_that_is_a_link_neither_opens_nor_truncates_its_target(tmp_path: Pa
     assert refused(RunFolder(tmp_path).lock, ConfigError) == f"run folder cannot be used: {text}"
     os.mkfifo(tmp_path / "0.lock")
     told = refused(lambda: open_lock(tmp_path / "0.lock"))
-    assert told == f"lock {tmp_path}/0.lock is not a file, and this is user {os.geteuid()}; remove it"
+    assert_says(told, f"{tmp_path}/0.lock", f"user {os.geteuid()}", "remove it")
     assert (tmp_path / "precious").read_text() == "mine"
 
 
@@ -166,7 +167,7 @@ def test_another_user_reading_a_run_learns_whose_it_is(shared: Path) -> None:
     run.config.write_text("{}")
 
     def attack() -> None:
-        with pytest.raises(ConfigError, match=r"belongs to user 0, and this is user 1001.*as the user of the run"):
+        with pytest.raises(ConfigError, match=r"user 0, .*user 1001"):
             find(str(run.root))
 
     as_attacker(attack)
@@ -211,10 +212,7 @@ def test_work_folder_below_a_folder_of_another_user_is_refused(shared: Path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     done = relax(*NODE, "--name", "n", cwd=shared)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"relax: no safe folder for this node's logs: {cache}/relax/nodes/r.n is not safe: {cache}/relax/nodes belongs "
-        f"to user {ATTACKER}, who could put another folder in its place; set --work FOLDER\n"
-    )
+    assert_says(done.stderr, f"{cache}/relax/nodes/r.n", f"user {ATTACKER}", "--work FOLDER")
 
 
 def test_parents_that_others_may_write_are_refused_and_sticky_ones_are_not(tmp_path: Path) -> None:
@@ -233,6 +231,4 @@ def test_parents_that_others_may_write_are_refused_and_sticky_ones_are_not(tmp_p
 def test_node_names_are_checked_like_run_names(tmp_path: Path, name: str) -> None:
     done = relax(*NODE, "--name", name, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"relax: --name: node name {name!r} cannot be part of a subject; use 1 to 64 letters, digits, '-' or '_'\n"
-    )
+    assert_says(done.stderr, "--name", repr(name), "letters, digits")

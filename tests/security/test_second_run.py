@@ -22,6 +22,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.roles import table_kinds
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.messages import assert_says
 from tests.support.running import TINY, Run, relax, wait_until
 
 FIRST, SECOND = "first", "second"
@@ -85,9 +86,13 @@ def test_a_run_cannot_reserve_the_disk_of_another(guarded: Guarded) -> None:
         greedy = table_spec(subjects, table_kinds(), 4 * config.broker.max_bytes)
         with pytest.raises(BrokerError) as refused:
             operator.call(ensure_streams(operator, [greedy]), 30)
-    assert str(refused.value) == (
-        f"broker {guarded.url} refuses stream {subjects.table_stream}: insufficient storage resources available; free "
-        "space, lower broker.max_bytes, or run `relax keys` again if it was raised after that"
+    assert_says(
+        refused.value,
+        guarded.url,
+        subjects.table_stream,
+        "insufficient storage",
+        "broker.max_bytes",
+        "relax keys",
     )
 
 
@@ -113,7 +118,7 @@ def test_what_is_done_is_told(tmp_path: Path) -> None:
     done = relax("keys", SECOND, str(other), "--server", str(keys), "--remove", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     removed, reload, kept = done.stdout.splitlines()
-    assert removed == f"run second is removed from the server in {keys}, and its credentials from {other}"
+    assert_says(removed, "run second", keys, other)
     assert reload == apply
     assert kept.startswith("its streams are kept: to free their space, remove the folder jetstream/A")
 
@@ -127,28 +132,21 @@ def test_a_folder_for_two_runs_is_refused_with_the_remedy(tmp_path: Path) -> Non
         return str(refused.value)
 
     add = partial(make_keys, str(TINY), other, OF_SECOND)
-    assert error_of(lambda: add(Settings(server=keys))) == (
-        f"{keys} is no folder of a server: {keys}/private/keys.json is missing; name the folder that `relax keys` "
-        "wrote for the first run of the server"
-    )
+    assert_says(error_of(lambda: add(Settings(server=keys))), f"{keys}/private/keys.json", "missing", "relax keys")
     make_keys(str(TINY), keys, [f"run.name={FIRST}"], Settings())
-    assert error_of(lambda: make_keys(str(TINY), keys, OF_SECOND, Settings())) == (
-        f"{keys} holds the credentials of run 'first', which would lose them; give another folder, with --server "
-        f"{keys} for a second run on its server, or --replace if that run is over"
+    assert_says(
+        error_of(lambda: make_keys(str(TINY), keys, OF_SECOND, Settings())),
+        keys,
+        "run 'first'",
+        "--server",
+        "--replace",
     )
-    assert error_of(lambda: add(Settings(server=keys, websocket=8443))) == (
-        f"--websocket changes the server, not a run: give it where {keys} is written, without --server"
-    )
-    assert error_of(lambda: remove_run(SECOND, other, Settings(server=keys))) == (
-        f"the server in {keys} has no run 'second'; it has first"
-    )
+    assert_says(error_of(lambda: add(Settings(server=keys, websocket=8443))), "--websocket", keys, "without --server")
+    assert_says(error_of(lambda: remove_run(SECOND, other, Settings(server=keys))), keys, "no run 'second'", "first")
     (keys / "private" / "runs" / "first.json").write_text("{}")
     with pytest.raises(BrokerError) as unreadable:
         add(Settings(server=keys))
-    assert str(unreadable.value) == (
-        f"{keys}/private/runs/first.json does not hold the users of a run: 'users'; remove it and run `relax keys` for "
-        "the run again"
-    )
+    assert_says(unreadable.value, f"{keys}/private/runs/first.json", "'users'", "relax keys")
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from broker.server import find_binary
-from tests.integration.test_monitor import free_port
-from tests.support.guarded import MakeGuarded
-from tests.support.running import TINY, Run, processes_of, wait_until
+from tests.support.guarded import MakeGuarded, free_port
+from tests.support.messages import assert_says
+from tests.support.running import Run, processes_of, wait_until
 
 MakeRun = Callable[..., Run]
 SINK, JUDGE, PROXY = "sink-5e1f9c", "judge-77aa01", "proxy-c4d1e2"
@@ -152,7 +152,7 @@ def test_password_of_the_broker_url_is_masked_in_arguments_output_and_messages(
     code, _, said = run.finish(60)
     assert code == 0, said
     masked = re.sub(r"boss:.*@", "***@", f"broker.url={server}")
-    assert f"up {TINY} run.name=url run.steps=3000 '{masked}' --json --quiet` resumes the run" in said
+    assert_says(said, "run.name=url run.steps=3000", masked, "resumes the run")
     assert PASSWORD not in said
     assert holders(run.folder.root, [PASSWORD]) == ADDRESSES
     assert {(run.folder.root / name).stat().st_mode & 0o777 for name in ADDRESSES} == {0o600}

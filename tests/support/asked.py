@@ -31,12 +31,12 @@ class Asked:
             return len(self._waiting)
 
     @property
-    def guests_waiting(self) -> int:
+    def service_waiting(self) -> int:
         """Number of requests that wait."""
         return len(self)
 
     def generate(
-        self, request: GenerationRequest, kind: Kind = Kind.GUEST, *, conversation: Hashable = None, tokens: int = 0
+        self, request: GenerationRequest, kind: Kind = Kind.SERVICE, *, conversation: Hashable = None, tokens: int = 0
     ) -> Future[Samples]:
         """Keep a request."""
         ticket = Ticket(request, kind, conversation, tokens)

@@ -17,6 +17,10 @@ GROUP = 4
 Array = NDArray[Any]
 
 
+def silent() -> None:
+    """Report no progress."""
+
+
 def completions_batch(
     prompts: Sequence[Array], completions: Sequence[Array], logprobs: Sequence[Array], advantages: Sequence[float]
 ) -> list[TrainSample]:
@@ -95,11 +99,6 @@ def with_noise_outside_the_mask(batch: Sequence[TrainSample], seed: int) -> list
 def parts_of(batch: Sequence[TrainSample]) -> list[list[TrainSample]]:
     """Cut a batch of `batch_of` into its rows."""
     return [list(batch[i : i + GROUP]) for i in range(0, len(batch), GROUP)]
-
-
-def completions_of(batch: Sequence[TrainSample]) -> list[Array]:
-    """Trained tokens of each sequence."""
-    return [sample.masked("token_ids") for sample in batch]
 
 
 def scored_by(batch: Sequence[TrainSample], scored: Sequence[Array], name: str = "logprobs") -> list[TrainSample]:

@@ -24,7 +24,6 @@ from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.console.activation import Activation
-from relax_actors.console.link import load_link
 from relax_actors.evaluation.records import Answer, Evaluated, Record, SetFacts, write_evaluation
 from relax_actors.messages import Batch, Evaluation, Prompt, Quarantined, Weights
 from relax_actors.messages.cells import SetResult, Shard
@@ -232,10 +231,3 @@ def _messages(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
             if event.get("event") == "log":
                 yield int(event["id"]), json.loads(event["data"])
             event = {}
-
-
-def tokens_of(folder: RunFolder) -> tuple[str, str]:
-    """Return the tokens of an observer and of an operator of a run's console."""
-    link = load_link(folder.root)
-    assert link is not None
-    return link.observer, link.operator

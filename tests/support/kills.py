@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.support.faults import log_of, wait_for_cell
 from tests.support.running import DEADLINE, Run, wait_until
+
+T = TypeVar("T")
 
 
 def kill_actors(run: Run, kills: Iterable[tuple[str, str]]) -> None:
@@ -30,6 +32,14 @@ def kill_at(run: Run, actor: str, cell: str) -> None:
     wait_for_cell(run, cell, DEADLINE)
     with recorded_death(run, actor):
         run.kill(actor)
+
+
+def fetched(run: Run, cell: str, expected: type[T]) -> T:
+    """Return a cell of a live run, which does not end meanwhile, by its subject without the run's prefix."""
+    wait_for_cell(run, "weights.0", DEADLINE)
+    with stopped_root(run):
+        found: T = wait_until(lambda: run.table.fetch(f"relax.{run.name}.{cell}", expected), cell, DEADLINE)
+    return found
 
 
 @contextmanager

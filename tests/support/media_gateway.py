@@ -73,12 +73,12 @@ class MediaEnds(ServiceEnds):
         self.media = MessageMedia(ObservationMedia(rollout, RowMedia(rollout)))
         self.tokenizer = tokenizer = Tokenizer(path)
         stops = partial(stops_of, tokenizer)
-        return GenerationService(rollout, self.guests, tokenizer, self.engine.context_length, stops, {}, self.media)
+        return GenerationService(rollout, self.requests, tokenizer, self.engine.context_length, stops, {}, self.media)
 
     def generate(self, ended: threading.Event) -> None:
         """Generate what is asked, until `ended` is set."""
         while not ended.wait(0.005):
-            for ticket in self.guests.take(8):
+            for ticket in self.requests.take(8):
                 ((sample,),) = self.engine.generate([ticket.request], lambda: None)
                 answer(ticket, sample)
 

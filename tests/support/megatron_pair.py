@@ -20,17 +20,13 @@ from relax_actors.config import Config
 from relax_actors.config.load import validate
 from relax_actors.engines.protocols import TrainingEngine, TrainSample
 from relax_actors.weights import files as weights
-from tests.support.batches import observing, two_rows
+from tests.support.batches import observing, silent, two_rows
 from tests.support.models import VOCABULARY
 
 RANKS = 2
 TIMEOUT = 300.0
 Trained = tuple[dict[str, float], dict[str, torch.Tensor]]
 """Metrics of a step, and the weights after it."""
-
-
-def nothing() -> None:
-    """Report no progress."""
 
 
 def taught(samples: list[TrainSample], k: int | None) -> list[TrainSample]:
@@ -61,8 +57,8 @@ def trained_once(engine: TrainingEngine, config: Config, path: Path) -> dict[str
     """Train one step from the weights of seed 5, and write the weights; returns the metrics."""
     engine.initialise(5)
     engine.finish_warm_start()
-    engine.accumulate(supervised(two_rows(), config), nothing)
-    metrics = dict(engine.step(0, nothing).metrics)
+    engine.accumulate(supervised(two_rows(), config), silent)
+    metrics = dict(engine.step(0, silent).metrics)
     engine.publish(path)
     return metrics
 

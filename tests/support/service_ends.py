@@ -69,7 +69,7 @@ class ServiceEnds:
 
     Attributes:
         broker: a real server with the accounts of a run.
-        guests: requests that the rollout's present incarnation has.
+        requests: requests that the rollout's present incarnation has.
         sessions: calls of sessions that it has.
         size: of the vocabulary.
         stop_ids: stop tokens of the tokenizer; those of the run have one more.
@@ -96,7 +96,7 @@ class ServiceEnds:
             self._rollout.close()
         rollout = self._as_user("rollout")
         self._rollout = rollout.table.connection
-        self.guests, self.sessions = Asked(), SilentSessions()
+        self.requests, self.sessions = Asked(), SilentSessions()
         self.service = self.make_service(rollout)
         self.service.start(self.sessions)
         lease = LEASE | {"incarnation": incarnation}
@@ -107,7 +107,7 @@ class ServiceEnds:
         tokenizer = Tokenizer(rollout.config.model_path)
         self.size, self.stop_ids = tokenizer.size, tokenizer.stop_ids
         stops = tokenizer.stop_ids | {0}, None
-        return GenerationService(rollout, self.guests, tokenizer, 64, lambda _: stops, {})
+        return GenerationService(rollout, self.requests, tokenizer, 64, lambda _: stops, {})
 
     def _as_user(self, role: str) -> Context:
         context = self._contexts[role]

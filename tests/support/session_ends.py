@@ -83,23 +83,23 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event, left: 
         context = context_of(table, tmp_path, "rollout", settings, incarnation, SUPPORT / "tiny_agents.toml")
         context.table.patience = 0.2
         waits = threading.Event()
-        tokenizer, guests, prompts = Tokenizer(context.config.model_path), Asked(waits.set), []
+        tokenizer, requests, prompts = Tokenizer(context.config.model_path), Asked(waits.set), []
         stops, ended = partial(stops_of, tokenizer), threading.Event()
-        service = GenerationService(context, guests, tokenizer, 256, stops, {7: "f" * 32})
+        service = GenerationService(context, requests, tokenizer, 256, stops, {7: "f" * 32})
         sessions = AgentSessions(context, Dialogue(tokenizer), service, 64, left.add)
 
         def engine() -> None:
             while not ended.is_set():
                 waits.wait(1)
                 waits.clear()
-                for guest in guests.take(8):
+                for ticket in requests.take(8):
                     goes_on.wait(20)
-                    prompts.append(guest.request.tokens)
-                    strings = guest.request.stop_strings
+                    prompts.append(ticket.request.tokens)
+                    strings = ticket.request.stop_strings
                     tokens = tokenizer.encode(f"{len(prompts)}{'ab' if strings else '#'}", special=False)
                     zeros = np.zeros(len(tokens), np.float32)
                     versions = np.full(len(tokens), 7, np.int32)
-                    give(guest, Generation(tokens, zeros, versions, FinishReason.STOP))
+                    give(ticket, Generation(tokens, zeros, versions, FinishReason.STOP))
 
         thread = threading.Thread(target=engine, daemon=True)
         thread.start()

@@ -22,15 +22,12 @@ from relax_actors.engines.torch.model import build
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.media.family import family_of
 from relax_actors.messages.experts import MISSING
+from tests.support.batches import silent
 from tests.support.models import publish, random_weights
 from tests.support.sglang_servers import Kept, config_of, engine_of
 from tests.support.tiny_media_models import MediaPrompts, architecture_of, prompts_of
 
 SAMPLES, TOKENS, TEMPERATURE = 3, 12, 0.8
-
-
-def silent() -> None:
-    """Progress that nobody waits for."""
 
 
 class ServedModel:

@@ -127,3 +127,10 @@ def engine_of(
         yield engine
     finally:
         engine.close()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    kept = Kept(config_of(tmp_path_factory.mktemp("run"), DENSE, run={"deterministic": False}))
+    yield kept
+    kept.close()

@@ -11,16 +11,12 @@ from relax_actors.config import Config
 from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.torch.engine import TorchEngine
-from tests.support.batches import batch_of
+from tests.support.batches import batch_of, silent
 from tests.support.models import config_of
 
 STEPS = 3
 KL = {"kl": {"place": "loss", "coefficient": 0.1}}
 Batches = Callable[[int], Sequence[TrainSample]]
-
-
-def nothing() -> None:
-    """Report no progress."""
 
 
 def ranks_config(
@@ -47,4 +43,4 @@ def ranks_of(config: Config) -> Iterator[Any]:
 
 def trained(engine: Any, steps: range = range(STEPS), batches: Batches = batch_of) -> list[dict[str, float]]:
     """Take steps, and return their metrics."""
-    return [dict(train(engine, batches(step), step, nothing).metrics) for step in steps]
+    return [dict(train(engine, batches(step), step, silent).metrics) for step in steps]

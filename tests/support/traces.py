@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.messages import Prompt, Reward, Sample, TokenSequence, Trajectory
 from relax_actors.traces import Trace, traces_of
+from relax_actors.traces.write import record_of, write_records
 
 LOGPROBS = st.floats(-100, 0, width=32)
 NUMBERS = st.floats(-1e6, 1e6, width=32)
@@ -103,3 +105,27 @@ def digits(folder: Path) -> Tokenizer:
     folder.mkdir(exist_ok=True)
     make_character_tokenizer("0123456789>#", "#", folder)
     return Tokenizer(folder)
+
+
+def same_trace(one: Trace, other: Trace) -> bool:
+    """Return whether two traces are equal, arrays compared bit for bit."""
+    return bool(_plain(one) == _plain(other))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with arrays as type, shape and bytes, so that equality means equal bits."""
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    names = getattr(type(value), "__dataclass_fields__", None)
+    if names is None:
+        return value
+    return {name: _plain(getattr(value, name)) for name, field_ in names.items() if field_.compare}
+
+
+def write_traces(path: Path, kind: str, traces: Iterable[Trace]) -> int:
+    """Write traces, and return their number; errors as `write_records`, and TraceError of `record_of`."""
+    return write_records(path, kind, (record_of(trace, kind) for trace in traces))

@@ -27,9 +27,9 @@ from relax_actors.errors import ConfigError
 from relax_actors.replay.branch import fixed_of
 from relax_actors.supervision.resume import compare
 from relax_actors.weights import files as weights
-from tests.conformance.base.training_engine import begun, folder_of, silent
+from tests.conformance.base.training_engine import begun, folder_of
 from tests.support.adapters import adapter_config, base_folder
-from tests.support.batches import batch_of, batch_of_generations, valued
+from tests.support.batches import batch_of, batch_of_generations, silent, valued
 from tests.support.models import QWEN3, ReferenceModel, qwen3_moe, request_of
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
@@ -121,7 +121,7 @@ def test_adapter_is_not_loaded_over_another_base(tmp_path: Path, base: Path) -> 
     engine, path = stepped(adapter_config(tmp_path / "run", base)), tmp_path / "1.safetensors"
     fingerprint = engine.publish(path)
     other = adapter_config(tmp_path / "other", base_folder(tmp_path / "another", seed=8))
-    with pytest.raises(ConfigError, match=r"adapter of version 1 belongs to the base with fingerprint .*; restore"):
+    with pytest.raises(ConfigError, match=r"version 1 .*base with fingerprint .*; restore"):
         rollout_of(other).load(1, fingerprint, [path])
     engine.save(folder := folder_of(tmp_path / "checkpoint"))
     with pytest.raises(ConfigError, match="belongs to the base with fingerprint"):
@@ -138,7 +138,7 @@ def test_adapter_is_not_loaded_with_another_scale(
     fingerprint = engine.publish(path)
     rollout_of(adapter_config(tmp_path / "same", base, {"rank": 5}, trainer=trainer)).load(1, fingerprint, [path])
     other = adapter_config(tmp_path / "other", base, {"rank": 5} | form, trainer=trainer)
-    with pytest.raises(ConfigError, match=r"version 1 was trained with scale 6\.4, the settings here give .*; restore"):
+    with pytest.raises(ConfigError, match=r"version 1 .*scale 6\.4.*; restore"):
         rollout_of(other).load(1, fingerprint, [path])
     assert other.lora is not None
     with pytest.raises(ConfigError, match="version 1 was trained with scale"):
@@ -304,5 +304,5 @@ def test_full_sets_for_servers_are_those_of_the_merged_model(
     full, exported = maker.full_set(1, weights.load([path])), weights.load([folder / "model.safetensors"])
     assert weights.fingerprint(full) == weights.fingerprint(exported)
     other = MergedAdapter(base_folder(tmp_path / "another", seed=8), form_of(config.lora), torch.float32)
-    with pytest.raises(ConfigError, match="adapter of version 1 belongs to the base with fingerprint"):
+    with pytest.raises(ConfigError, match=r"version 1 .*base with fingerprint"):
         other.full_set(1, weights.load([path]))

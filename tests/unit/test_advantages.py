@@ -89,9 +89,7 @@ def test_pass_at_k_trains_the_best_sample_by_its_lead() -> None:
 
 def test_mean_ratio_of_a_group_without_success_is_zero_and_refuses_negative_rewards() -> None:
     assert mean_ratio(Group(rewards=np.array([0.0, 0.0]))).tolist() == [0.0, 0.0]
-    with pytest.raises(
-        ValueError, match=r"^MaxRL divides by the mean reward and needs rewards of at least 0; one is -1$"
-    ):
+    with pytest.raises(ValueError, match=r"^MaxRL .*rewards of at least 0; one is -1$"):
         mean_ratio(Group(rewards=np.array([2.0, -1.0])))
     with pytest.raises(ValueError, match=r'^scale "group_mean" needs rewards of at least 0; one is -1$'):
         group(Group(rewards=np.array([2.0, -1.0])), scale="group_mean")
@@ -113,9 +111,7 @@ def test_greedy_baseline_is_subtracted_from_the_returns_of_tokens() -> None:
     found = greedy(Group(rewards=np.array([1.0, 0.0, 2.0]), lengths=LENGTHS, token_rewards=tokens, greedy_reward=0.75))
     assert found.tolist() == [1.0, 0.5, 0.25]
     assert greedy(Group(rewards=np.array([1.0, 0.75]), greedy_reward=0.75)).tolist() == [0.25, 0.0]
-    with pytest.raises(
-        ValueError, match=r"no greedy sample, whose reward is the baseline; the rollout must generate one"
-    ):
+    with pytest.raises(ValueError, match=r"no greedy sample"):
         greedy(Group(rewards=np.ones(2)))
 
 
@@ -138,9 +134,9 @@ def test_decoupled_components_are_normalised_each_on_its_own() -> None:
     np.testing.assert_allclose(decoupled(given_, epsilon=1e-12), np.zeros(4), atol=1e-9)
     expected = 3.0 * (b - 0.5) / (b.std(ddof=1) + 1e-6) + (a - 500) / (a.std(ddof=1) + 1e-6)
     np.testing.assert_allclose(decoupled(given_, weights={"b": 3.0}), expected, rtol=1e-12)
-    with pytest.raises(ValueError, match=r"^there is a weight for 'd'; the reward components are a, b, c$"):
+    with pytest.raises(ValueError, match=r"weight for 'd'.* a, b, c$"):
         decoupled(given_, weights={"d": 1.0})
-    with pytest.raises(ValueError, match=r"no reward components to normalise; set reward.function to a table"):
+    with pytest.raises(ValueError, match=r"no reward components .*reward.function"):
         decoupled(Group(rewards=a))
 
 

@@ -14,6 +14,7 @@ from relax_actors.cli.main import build
 from relax_actors.config import load_config
 from relax_actors.isolation import bubblewrap
 from relax_actors.messages import MediaSource, Prompt
+from tests.support.messages import assert_says
 from tests.support.running import TINY
 
 OWN = "tried_calls"
@@ -46,7 +47,7 @@ def test_the_reward_of_the_first_answer_is_noted(tmp_path: Path) -> None:
     found = called(tmp_path, f"reward.function={OWN}.length")
     assert found.errors == ()
     (note,) = [note for note in found.notes if note.startswith("reward.function")]
-    assert "for the answer of the first row of data" in note
+    assert_says(note, "answer", "first row of data")
     assert "gives 99 " not in note
 
 
@@ -77,7 +78,7 @@ def test_nothing_is_called_without_the_files_of_its_media(tmp_path: Path, settin
 
 def test_a_built_in_reward_that_cannot_read_the_answer_is_refused(tmp_path: Path) -> None:
     (error,) = called(tmp_path, "reward.function=iou").errors
-    assert 'reward.function = "iou" failed for the first row of data' in error
+    assert_says(error, 'reward.function = "iou"', "first row of data")
 
 
 @pytest.mark.skipif(bool(bubblewrap.problem()), reason=f"no sandbox here: {bubblewrap.problem()}")
@@ -106,7 +107,7 @@ def test_an_environment_that_fails_is_refused(tmp_path: Path, fails: str, words:
 def test_an_environment_answers_the_first_answer(tmp_path: Path) -> None:
     found = called(tmp_path, f"environment.name={OWN}.Echo", "reward.function=environment")
     assert found.errors == ()
-    assert f'environment.name = "{OWN}.Echo" gives 1 for the answer of the first row of data' in found.notes
+    assert_says(" ".join(found.notes), f'environment.name = "{OWN}.Echo"', "gives 1", "first row of data")
 
 
 def test_calls_can_be_left_out(tmp_path: Path) -> None:

@@ -107,4 +107,4 @@ def test_critic_starts_from_its_folder(folder: Path) -> None:
     model.save_pretrained(folder)
     found = examine(load_config(PPO, [f"critic.path={folder}"]))
     assert found.errors == ()
-    assert f"the critic starts from {folder}, 0.14 M parameters" in found.notes
+    assert_says(" ".join(found.notes), "critic", folder, "0.14 M")

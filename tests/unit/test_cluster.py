@@ -14,6 +14,7 @@ from relax_actors.devices.cluster import simulated_nodes, spread
 from relax_actors.devices.placement import Need
 from relax_actors.errors import ConfigError
 from relax_actors.roles import roles_at_start
+from tests.support.messages import assert_says
 from tests.support.running import TINY, relax
 
 MEGATRON = (
@@ -53,9 +54,9 @@ def test_actors_fill_one_node_after_the_other_and_ranks_of_other_nodes_leave_out
 def test_actors_without_room_are_named_once_for_each_role() -> None:
     found = spread([*need("trainer", 1, 4), *need("rollout", 14)], simulated_nodes("2x8"), (), 1000)
     (problem,) = found.problems
-    assert "2 actors of rollout with 1 GPU each fit on no node (node 0 has 8, node 1 has 8)" in problem
+    assert_says(problem, "2 actors of rollout", "1 GPU", "node 0 has 8, node 1 has 8")
     wide = spread(need("rollout", 1, 9), simulated_nodes("2x8"), (), 1000)
-    assert "1 actor of rollout with 9 GPUs fit" in wide.problems[0]
+    assert_says(wide.problems[0], "1 actor of rollout", "9 GPUs")
     on_cpu = spread(need("reward", 20, may_use_cpu=True), simulated_nodes("2x8"), (), 1000)
     assert on_cpu.problems == []
     assert (len(on_cpu.nodes[0]), len(on_cpu.nodes[1])) == (12, 8)
@@ -63,7 +64,7 @@ def test_actors_without_room_are_named_once_for_each_role() -> None:
 
 def test_ranks_of_other_nodes_need_another_node() -> None:
     found = spread(need("trainer_rank", 1), simulated_nodes("1x8"), {"trainer_rank"}, 1000)
-    assert "1 actor of trainer_rank with 1 GPU fit on no node" in found.problems[0]
+    assert_says(found.problems[0], "1 actor of trainer_rank", "1 GPU", "no node")
 
 
 def test_relax_up_starts_no_rank_of_another_node() -> None:
@@ -110,7 +111,7 @@ def test_check_prints_the_table_and_what_does_not_fit(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "trainer_rank.1005" in done.stderr
     (error,) = examine(load_config(TINY, [*ranks]), nodes=simulated_nodes("2x4")).errors
-    assert "1 actor of trainer with 6 GPUs fit on no node (node 0 has 4, node 1 has 4)" in error
+    assert_says(error, "1 actor of trainer", "6 GPUs", "node 0 has 4, node 1 has 4")
 
 
 @pytest.mark.parametrize(("release", "fits"), [("host", True), ("disk", True), ("none", False)])

@@ -92,7 +92,7 @@ def test_usual_programs_pass(program: str, fields: dict[str, Any]) -> None:
 def test_a_builtin_is_never_taken_for_the_function_of_the_program() -> None:
     test = {"test": "def check(f): assert f([2, 1]) == [1, 2]", "entry_point": "sorted"}
     assert reward("x = 1", test) == 0.0
-    with pytest.raises(RowError, match="uses no name of the program; set entry_point"):
+    with pytest.raises(RowError, match="name of the program; set entry_point"):
         reward("def sum(a, b): return 3", {"tests": ["assert sum(1, 2) == 3"]})
 
 

@@ -20,7 +20,8 @@ from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.training import TrainerSection
 from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
-from tests.unit.test_masked_training import batch, config_of, engine_of, nothing
+from tests.support.batches import silent
+from tests.unit.test_masked_training import batch, config_of, engine_of
 
 ADAPTIVE: dict[str, dict[str, Any]] = {
     "kl": {"place": "loss", "coefficient": 0.1, "target": 0.5, "horizon": 100},
@@ -33,7 +34,7 @@ def test_kl_coefficient_follows_the_error_within_a_fifth() -> None:
     assert adapted_kl(0.2, 6.6, **settings) == pytest.approx(0.2 * (1 + 0.1 * 0.1))
     assert adapted_kl(0.2, 60.0, **settings) == pytest.approx(0.2 * (1 + 0.2 * 0.1))
     assert adapted_kl(0.2, 0.0, **settings) == pytest.approx(0.2 * (1 - 0.2 * 0.1))
-    with pytest.raises(ValueError, match="the target of the KL is 0 and its horizon 10; both must be above 0"):
+    with pytest.raises(ValueError, match="KL is 0 and its horizon 10"):
         adapted_kl(0.2, 1.0, target=0, horizon=10, samples=1)
 
 
@@ -54,7 +55,7 @@ def steps(engine: TorchEngine, numbers: range) -> list[tuple[float, float, float
     """Train steps; return the coefficients of each, and its loss."""
     found = []
     for number in numbers:
-        metrics = train(engine, with_reference(batch(number)), number, nothing).metrics
+        metrics = train(engine, with_reference(batch(number)), number, silent).metrics
         found.append((metrics["kl_coefficient"], metrics["entropy_coefficient"], metrics["loss"]))
     return found
 
@@ -75,7 +76,7 @@ def test_coefficients_adapt_and_continue_bit_for_bit_after_a_checkpoint(tmp_path
 
 def test_constant_coefficients_are_no_metrics_and_their_graph_is_skipped(tmp_path: Path) -> None:
     engine = engine_of(config_of(tmp_path))
-    metrics = train(engine, batch(), 0, nothing).metrics
+    metrics = train(engine, batch(), 0, silent).metrics
     assert not {"kl_coefficient", "entropy_coefficient", "entropy", "kl"} & metrics.keys()
 
 

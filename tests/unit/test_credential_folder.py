@@ -138,7 +138,7 @@ def test_two_commands_change_a_server_one_after_the_other(tmp_path: Path) -> Non
 
 def test_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "keys").touch()
-    assert error_of(tmp_path / "keys") == f"{tmp_path}/keys is not a folder; give another path"
+    assert_says(error_of(tmp_path / "keys"), f"{tmp_path}/keys", "not a folder")
 
 
 def test_path_that_cannot_be_created_is_one_line(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from broker.listeners import ROUTE_PORT, Settings
 from broker.server import find_binary
 from relax_actors.cli.keys import make_keys
 from relax_actors.registry.catalog import ROLES
+from tests.support.guarded import free_port
 from tests.support.running import TINY, relax, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -66,12 +67,6 @@ def sends_info(port: int, context: ssl.SSLContext | None) -> bool:
         with connection:
             return connection.makefile("rb").readline().startswith(b"INFO ")
     return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_every_container_knows_all_three_servers() -> None:

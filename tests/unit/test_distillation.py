@@ -98,7 +98,7 @@ def test_impossible_tokens_give_finite_losses_and_gradients() -> None:
 
 def test_ends_of_the_mixture_and_unlike_shapes_are_refused() -> None:
     student, teacher = distributions(1, 2, 3)
-    with pytest.raises(ValueError, match=r"^teacher_weight is 1; the mixture needs a weight between 0 and 1\. Use f"):
+    with pytest.raises(ValueError, match=r"^teacher_weight is 1; .*between 0 and 1"):
         distillation_loss(student, teacher, kind="jsd", teacher_weight=1)
     with pytest.raises(ValueError, match="shapes"):
         distillation_loss(student, teacher[..., :2], kind="jsd")

@@ -84,9 +84,7 @@ def test_wrong_result_is_named(result: Any, error: str) -> None:
 
 
 def test_wrong_state_is_named() -> None:
-    with pytest.raises(
-        EnvironmentFaultError, match=r"^state\(\) returned a str; return at most 1048576 bytes, or None"
-    ):
+    with pytest.raises(EnvironmentFaultError, match=r"^state\(\) returned a str; .*1048576 bytes"):
         checked_state("text")
 
 

@@ -18,14 +18,13 @@ from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.renderer import Extension, Message
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation
-from relax_actors.errors import RowError, TooLongError
+from relax_actors.errors import TooLongError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, SessionLog, SessionState, SessionTurn, Trajectory
 from relax_actors.rewards.credit import discounted, environment_reward
-from relax_actors.sessions.conversation import ChatConversation, PlainConversation, text_of
+from relax_actors.sessions.conversation import PlainConversation, text_of
 from relax_actors.sessions.episode import Episode
 from relax_actors.sessions.episode_start import Limits, Start
 from relax_actors.sessions.session_log import restore
-from tests.support.chat_folder import make_chat_folder
 from tests.support.turns import log_of, repeat_turns
 
 PROMPT = np.array([1, 2, 3], np.int32)
@@ -287,52 +286,6 @@ def test_an_observation_that_the_tokenizer_lacks_is_read_escaped_and_repeated_wi
     other.step(answer(story[1], 0))
     np.testing.assert_array_equal(other.tokens, one.tokens[: len(other.tokens)])
     assert fresh.replaced == {"characters_escaped": 8, "characters_dropped": 0}, "recorded tokens are not encoded again"
-
-
-CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-ASKED = [{"role": "user", "content": "6+7?"}]
-RESULT = [{"role": "user", "content": "13"}]
-
-
-def chat_episode(tokenizer: Tokenizer, said: str, *, branches: bool = True) -> Episode:
-    """Return an episode by chat template whose first turn was `said`."""
-    conversation = ChatConversation(tokenizer, branches=branches)
-    one = Episode(Start(RowId(0, 0), 0, 1, conversation.prompt(ASKED), ASKED), Limits(4, 500, 4000), conversation)
-    one.step(answer(turn=-1))
-    say(one, tokenizer.encode(said, special=False))
-    return one
-
-
-def test_turn_that_ended_at_a_stop_string_is_closed_by_a_token_that_is_not_trained(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(make_chat_folder(tmp_path, CHAT, ["<|im_end|>", "<|endoftext|>"]))
-    call = "<tool_call>add</tool_call>"
-    one = chat_episode(tokenizer, call, branches=False)
-    one.step(EnvironmentAnswer("s", 0, RESULT))
-    whole = [*ASKED, {"role": "assistant", "content": call}, *RESULT]
-    assert tokenizer.spell(one.tokens) == tokenizer.chat(whole)
-    assert one.branches == 0
-    (sequence,) = one.sample().sequences
-    assert tokenizer.spell(sequence.token_ids[sequence.loss_mask]) == call
-
-
-def test_turn_that_ended_with_another_stop_token_branches_or_ends_the_sample(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(make_chat_folder(tmp_path, CHAT, ["<|im_end|>", "<|endoftext|>"]))
-    one = chat_episode(tokenizer, "13<|endoftext|>")
-    one.step(EnvironmentAnswer("s", 0, RESULT))
-    whole = [*ASKED, {"role": "assistant", "content": "13"}, *RESULT]
-    assert tokenizer.spell(one.tokens) == tokenizer.chat(whole)
-    assert one.branches == 1
-    strict = chat_episode(tokenizer, "13<|endoftext|>", branches=False)
-    with pytest.raises(RowError) as error:
-        strict.step(EnvironmentAnswer("s", 0, RESULT))
-    assert str(error.value) == (
-        "the chat template does not continue the tokens of the conversation: it ends an answer with '<|im_end|>', the "
-        "model with '<|endoftext|>'; use a template that keeps what it wrote, or set environment.on_rewrite = "
-        '"branch"'
-    )
 
 
 class SmallContext(Letters):

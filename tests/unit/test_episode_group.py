@@ -23,6 +23,7 @@ from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.episode import Episode
 from relax_actors.sessions.episode_group import EpisodeGroup
 from relax_actors.sessions.episode_start import Limits, Start
+from tests.support.messages import assert_says
 from tests.unit.test_episode import Letters, answer, episode, write
 
 ENDS = FinishReason.ENV_DONE, FinishReason.ERROR, FinishReason.MAX_TURNS
@@ -76,7 +77,7 @@ def test_samples_that_were_cut_off_are_not_trained_if_masked(tmp_path: Path) -> 
 def test_a_row_whose_samples_all_failed_is_an_error_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(EpisodesFailedError) as caught:
         result(group(tmp_path, (FinishReason.ERROR, FinishReason.ERROR)))
-    assert str(caught.value) == "the environment failed in all 2 samples of group.3.1: environment: it broke"
+    assert_says(caught.value, "all 2 samples of group.3.1", "it broke")
 
 
 def test_a_row_whose_environments_all_failed_before_the_first_turn_is_no_row_with_rewards_of_0(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_a_row_whose_environments_all_failed_before_the_first_turn_is_no_row_wit
         found.members.append(one)
     with pytest.raises(EpisodesFailedError) as caught:
         result(found, on_error="zero")
-    assert str(caught.value) == "the environment failed in all 2 samples of group.3.1: environment: no database"
+    assert_says(caught.value, "all 2 samples of group.3.1", "no database")
 
 
 def test_a_reward_function_reads_the_conversation_if_it_asks_for_the_sample(tmp_path: Path) -> None:

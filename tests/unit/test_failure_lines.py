@@ -10,6 +10,7 @@ from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.progress import TRAINING, Progress
 from relax_actors.monitoring.screen import Screen
 from tests.support.log_messages import event, metric
+from tests.support.messages import assert_says
 
 
 def shown(progress: Progress, width: int = 120) -> str:
@@ -154,15 +155,14 @@ def test_every_kept_figure_has_a_label() -> None:
 
 
 def test_a_full_table_is_shown_with_who_fills_it_as_what_the_run_waits_for() -> None:
-    assert (
-        sentence(event("strays_removed", "trainer", cells=75, mib=300, by="rollout.0"))
-        == "75 stray cells by rollout.0 removed, 300 MiB"
+    assert_says(
+        sentence(event("strays_removed", "trainer", cells=75, mib=300, by="rollout.0")), "75", "rollout.0", "300 MiB"
     )
     full = {"percent": 97, "max_bytes": 1 << 30}
     by_rollout = event("table_full", "trainer", **full, by="rollout.0")
     text = "the table is 97 % full of strays by rollout.0; stop it, or rotate its keys"
     assert sentence(by_rollout) == text
-    assert sentence(event("table_full", "trainer", **full, by="")) == "the table is 97 % full; raise broker.max_bytes"
+    assert_says(sentence(event("table_full", "trainer", **full, by="")), "97 %", "broker.max_bytes")
     progress = Progress("demo", 4)
     progress.take(by_rollout, recent=False)
     assert progress.waits_for == ""

@@ -21,10 +21,10 @@ from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.torch.stored_weights import fingerprint_of
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from tests.support.batches import batch_of
+from tests.support.batches import batch_of, silent
 from tests.support.models import QWEN3, config_of
 from tests.support.running import TINY
-from tests.support.torch_ranks import nothing, ranks_config, ranks_of, trained
+from tests.support.torch_ranks import ranks_config, ranks_of, trained
 from tests.support.trained_engines import started, weights_of
 
 GROUP = 16
@@ -61,7 +61,7 @@ def test_published_weights_are_on_the_grid_and_small_steps_add_up(tmp_path: Path
     assert is_on_grid(first)
     changed = []
     for step in range(6):
-        train(engine, batch_of(1), step, nothing)
+        train(engine, batch_of(1), step, silent)
         now = weights_of(engine, tmp_path / "1")
         assert is_on_grid(now)
         changed.append(sum(int((now[n] != first[n]).sum()) for n in now if n.endswith("_proj.weight")))

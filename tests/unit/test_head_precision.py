@@ -11,15 +11,11 @@ from relax_actors.data.model_folder import measure
 from relax_actors.engines.sglang.server_arguments import server_arguments
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.scorer import TorchScorer
-from tests.support.batches import batch_of
+from tests.support.batches import batch_of, silent
 from tests.support.models import QWEN3, config_of
 from tests.support.trained_engines import started
 
 SHARP = QWEN3 | {"initializer_range": 0.3}
-
-
-def nothing() -> None:
-    """Report no progress."""
 
 
 def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
@@ -28,18 +24,18 @@ def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_logits_in_float32_bring_log_probs_nearer_to_float32(tmp_path: Path, precision: str) -> None:
-    exact = started(TorchEngine(config_of(tmp_path / "exact", SHARP))).score(batch_of(0), nothing)
+    exact = started(TorchEngine(config_of(tmp_path / "exact", SHARP))).score(batch_of(0), silent)
     found = {}
     for wide in (False, True):
         sections = {"model": {"fp32_lm_head": wide}, "trainer": {"precision": precision}}
         config = config_of(tmp_path / str(wide), SHARP, **sections)
         engine = started(TorchEngine(config))
-        found["trainer", wide] = distance(engine.score(batch_of(0), nothing), exact)
+        found["trainer", wide] = distance(engine.score(batch_of(0), silent), exact)
         scorers = [TorchScorer(of, "cpu") for of in (config, config_of(tmp_path / "exact", SHARP))]
         print_of = engine.publish(file := tmp_path / f"{wide}.safetensors")
         for scorer in scorers:
             scorer.load(0, print_of, [file])
-        found["scorer", wide] = distance(*(scorer.score(batch_of(0), nothing) for scorer in scorers))
+        found["scorer", wide] = distance(*(scorer.score(batch_of(0), silent) for scorer in scorers))
     assert found["trainer", True] < found["trainer", False]
     assert found["scorer", True] != found["scorer", False]  # rounding of its weights counts as much
 

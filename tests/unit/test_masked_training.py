@@ -17,6 +17,7 @@ from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.weights import files
+from tests.support.batches import silent
 
 ARCHITECTURE = {
     "model_type": "qwen3",
@@ -28,10 +29,6 @@ ARCHITECTURE = {
     "head_dim": 8,
     "max_position_embeddings": 64,
 }
-
-
-def nothing() -> None:
-    return None
 
 
 def config_of(folder: Path, **sections: dict[str, Any]) -> Config:
@@ -79,9 +76,9 @@ def gradients(config: Config, samples: list[TrainSample]) -> tuple[dict[str, tor
     """Return the gradients of a step, normalised as the step does, and its metrics."""
     engine = engine_of(config)
     before = {name: tensor.clone() for name, tensor in tensors_of(engine.model).items()}
-    engine.accumulate(samples, nothing)
+    engine.accumulate(samples, silent)
     sums = {name: p.grad.clone() for name, p in engine.model.named_parameters() if p.grad is not None}
-    metrics = dict(engine.step(0, nothing).metrics)
+    metrics = dict(engine.step(0, silent).metrics)
     norm = torch.cat([grad.flatten() for grad in sums.values()]).norm().item()
     assert any(not torch.equal(before[name], tensor) for name, tensor in tensors_of(engine.model).items())
     return {name: grad * (metrics["grad_norm"] / norm) for name, grad in sums.items()}, metrics
@@ -138,8 +135,8 @@ def test_per_token_arrays_are_ignored_outside_the_mask(tmp_path: Path) -> None:
     ]
     engines = [engine_of(config), engine_of(config)]
     for engine, given in zip(engines, (samples, noisy), strict=True):
-        engine.accumulate(given, nothing)
-        engine.step(0, nothing)
+        engine.accumulate(given, silent)
+        engine.step(0, silent)
     assert engines[0].fingerprint() == engines[1].fingerprint()
 
 
@@ -148,11 +145,11 @@ def test_scores_are_zero_outside_the_mask(tmp_path: Path) -> None:
     trainer, scorer = engine_of(config), TorchScorer(config)
     shard = tmp_path / "weights.safetensors"
     scorer.load(0, trainer.publish(shard), [shard])
-    scored = scorer.score(samples, nothing)
+    scored = scorer.score(samples, silent)
     for sample, logprobs in zip(samples, scored, strict=True):
         assert (logprobs[sample.loss_mask] < 0).all()
         assert not logprobs[~sample.loss_mask].any()
     same = [replace(s, logprobs=logprobs) for s, logprobs in zip(samples, scored, strict=True)]
-    trainer.accumulate(same, nothing)
-    assert trainer.step(0, nothing).metrics["abs_delta"] < 1e-6
+    trainer.accumulate(same, silent)
+    assert trainer.step(0, silent).metrics["abs_delta"] < 1e-6
     assert files.fingerprint(tensors_of(trainer.model))

@@ -93,7 +93,7 @@ def test_missing_tensor_or_unexpected_shape_is_named(tmp_path: Path) -> None:
     conversion, tensors = start(tmp_path, DENSE, 1)
     name = "model.layers.1.self_attn.k_proj.weight"
     key = "layers.1.self_attention.linear_qkv.weight"
-    with pytest.raises(ConfigError, match=f"{name} has shape \\[3, 32\\], config.json implies \\[32, 32\\]"):
+    with pytest.raises(ConfigError, match=f"{name} has shape \\[3, 32\\], .*\\[32, 32\\]"):
         conversion.from_hugging_face(key, tensors | {name: torch.zeros(3, 32)})
     del tensors[name]
     with pytest.raises(ConfigError, match=f"no tensor {name}"):

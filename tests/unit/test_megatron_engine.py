@@ -19,26 +19,13 @@ from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from tests.support.batches import batch_of
+from tests.support.batches import batch_of, silent
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of, skip_if_missing
+from tests.support.trained_engines import max_difference, weights_of
 
 skip_if_missing()
 
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 after the check
-
-
-def nothing() -> None:
-    pass
-
-
-def weights_of(engine: MegatronEngine | TorchEngine, path: Path) -> dict[str, torch.Tensor]:
-    engine.publish(path)
-    return weights.load([path])
-
-
-def max_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
 def both(config: Config) -> tuple[MegatronEngine, TorchEngine]:
@@ -58,12 +45,23 @@ def test_five_steps_match_torch_engine(tmp_path: Path, architecture: dict[str, A
     assert megatron.fingerprint() == torch_engine.fingerprint()
     for step in range(5):
         batch = batch_of(step)
-        ours = train(megatron, batch, step, nothing).metrics
-        theirs = train(torch_engine, batch, step, nothing).metrics
+        ours = train(megatron, batch, step, silent).metrics
+        theirs = train(torch_engine, batch, step, silent).metrics
         assert ours.keys() == theirs.keys()
         for name in theirs:
             assert ours[name] == pytest.approx(theirs[name], abs=1e-5 if name != "grad_norm" else 1e-4), name
     assert ours["rejected"] > 0
+    assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(torch_engine, tmp_path / "b")) < 5e-5
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_embedding_of_padding_is_not_trained_as_in_the_torch_engine(tmp_path: Path, *, tied: bool) -> None:
+    architecture = DENSE | {"tie_word_embeddings": tied, "pad_token_id": 3}
+    megatron, torch_engine = both(config_of(tmp_path, architecture, trainer={"learning_rate": 1e-3}))
+    assert any((sample.token_ids[:-1] == 3).any() for sample in batch_of(0))
+    for step in range(3):
+        ours, theirs = (train(engine, batch_of(step), step, silent).metrics for engine in (megatron, torch_engine))
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
     assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(torch_engine, tmp_path / "b")) < 5e-5
 
 
@@ -79,7 +77,7 @@ def test_training_resumes_exactly_from_checkpoint(tmp_path: Path, architecture: 
     config = config_of(tmp_path, architecture, algorithm={"kl": {"place": "loss", "coefficient": 0.1}})
     one = started(config)
     for step in range(steps):
-        train(one, batch_of(step), step, nothing)
+        train(one, batch_of(step), step, silent)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     one.save(folder)
@@ -92,7 +90,7 @@ def test_training_resumes_exactly_from_checkpoint(tmp_path: Path, architecture: 
     assert len({counter.data_ptr() for counter in counters}) == len(counters)
     assert {float(counter) for counter in counters} == ({steps} if steps else set())
     for step in range(steps, steps + 3):
-        a, b = train(one, batch_of(step), step, nothing), train(other, batch_of(step), step, nothing)
+        a, b = train(one, batch_of(step), step, silent), train(other, batch_of(step), step, silent)
         assert a.metrics == b.metrics
     assert a.metrics["kl"] > 0
     assert other.fingerprint() == one.fingerprint()
@@ -100,7 +98,7 @@ def test_training_resumes_exactly_from_checkpoint(tmp_path: Path, architecture: 
 
 def test_checkpoint_without_the_number_of_updates_goes_on(tmp_path: Path) -> None:
     one = started(config_of(tmp_path, DENSE))
-    train(one, batch_of(0), 0, nothing)
+    train(one, batch_of(0), 0, silent)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     one.save(folder)
@@ -109,7 +107,7 @@ def test_checkpoint_without_the_number_of_updates_goes_on(tmp_path: Path) -> Non
     (folder / weights.ENGINE).write_text(json.dumps(facts))
     other = MegatronEngine(config_of(tmp_path, DENSE))
     other.load(folder)
-    assert train(one, batch_of(1), 1, nothing).metrics == train(other, batch_of(1), 1, nothing).metrics
+    assert train(one, batch_of(1), 1, silent).metrics == train(other, batch_of(1), 1, silent).metrics
     assert other.fingerprint() == one.fingerprint()
 
 
@@ -123,15 +121,15 @@ def test_checkpoint_with_several_buckets_loads_exactly(tmp_path: Path, monkeypat
     (buffer,) = one._optimizer.models[0].buffers
     assert len(buffer.buckets) > 3
     for step in range(2):
-        train(one, batch_of(step), step, nothing)
+        train(one, batch_of(step), step, silent)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     one.save(folder)
     other = MegatronEngine(config)
     other.load(folder)
     for step in range(2, 4):
-        train(one, batch_of(step), step, nothing)
-        train(other, batch_of(step), step, nothing)
+        train(one, batch_of(step), step, silent)
+        train(other, batch_of(step), step, silent)
     assert one.fingerprint() == other.fingerprint()
 
 
@@ -163,7 +161,7 @@ def test_recomputation_does_not_change_weights(tmp_path: Path) -> None:
     for recompute in ("none", "selective", "full"):
         engine = started(config_of(tmp_path, MOE, trainer={"recompute": recompute}))
         for step in range(2):
-            train(engine, batch_of(step), step, nothing)
+            train(engine, batch_of(step), step, silent)
         found.append(engine.fingerprint())
     assert found[0] == found[1] == found[2]
 
@@ -179,7 +177,7 @@ def test_warm_start_matches_torch_engine(tmp_path: Path) -> None:
     found = []
     for engine in both(config_of(tmp_path, DENSE)):
         engine.initialise(5)
-        losses = [engine.warm_start(batch_of(1), 1e-2, nothing).metrics["loss"] for _ in range(10)]
+        losses = [engine.warm_start(batch_of(1), 1e-2, silent).metrics["loss"] for _ in range(10)]
         engine.finish_warm_start()
         found.append((losses, weights_of(engine, tmp_path / type(engine).__name__)))
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4)

@@ -12,7 +12,7 @@ import pytest
 from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.scorer import TorchScorer
-from tests.support.batches import routed
+from tests.support.batches import routed, silent
 from tests.support.episodes import IGNORED, episode_batch
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
 from tests.support.trained_engines import max_difference, started, weights_of
@@ -27,17 +27,13 @@ from relax_actors.engines.ranks.rpc import pack_samples, unpack_samples  # noqa:
 REJECT = {"reject": {"kind": "geometric", "low": 0.9, "high": 1.1}}
 
 
-def nothing() -> None:
-    pass
-
-
 def assert_equal_training(tmp_path: Path, batches: list[list[TrainSample]], **sections: Any) -> None:
     """Train both engines on the same batches and compare metrics, gradient norms and weights."""
     config = config_of(tmp_path, sections.pop("architecture", DENSE), **sections)
     megatron, torch_engine = started(MegatronEngine(config)), started(TorchEngine(config))
     for step, batch in enumerate(batches):
-        ours = train(megatron, batch, step, nothing).metrics
-        theirs = train(torch_engine, batch, step, nothing).metrics
+        ours = train(megatron, batch, step, silent).metrics
+        theirs = train(torch_engine, batch, step, silent).metrics
         assert ours.keys() == theirs.keys()
         assert ours["tokens"] == sum(sample.trained for sample in batch)
         for name in theirs:
@@ -103,7 +99,7 @@ def test_values_at_masked_tokens_change_nothing(tmp_path: Path) -> None:
             for sample in episode_batch(0)
         ]
         engine = started(MegatronEngine(config))
-        metrics = train(engine, batch, 0, nothing).metrics
+        metrics = train(engine, batch, 0, silent).metrics
         found.append((metrics, engine.fingerprint()))
     assert found[0] == found[1]
 
@@ -115,7 +111,7 @@ def test_scorer_scores_masked_tokens_as_zero_and_others_as_torch_scorer(tmp_path
     found = []
     for scorer in (TorchScorer(config), MegatronScorer(config)):
         scorer.load(0, fingerprint, [shard])
-        found.append(scorer.score(batch, nothing))
+        found.append(scorer.score(batch, silent))
         for sample, scored in zip(batch, found[-1], strict=True):
             assert scored.dtype == np.float32
             assert not scored[~sample.loss_mask].any()
@@ -129,7 +125,7 @@ def test_supervised_step_trains_masked_tokens_only(tmp_path: Path) -> None:
     losses, found = [], []
     for engine in (MegatronEngine(config), TorchEngine(config)):
         engine.initialise(5)
-        losses.append([engine.warm_start(episode_batch(0), 1e-3, nothing).metrics["loss"] for _ in range(3)])
+        losses.append([engine.warm_start(episode_batch(0), 1e-3, silent).metrics["loss"] for _ in range(3)])
         found.append(weights_of(engine, tmp_path / type(engine).__name__))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
     assert max_difference(*found) < 5e-5

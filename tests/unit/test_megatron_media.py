@@ -25,7 +25,7 @@ from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.engines.torch.towers import in_tower_order, works_of
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
-from tests.support.batches import routed
+from tests.support.batches import routed, silent
 from tests.support.media_batches import media_batch
 from tests.support.tiny_media_models import MOE, OF_MEGATRON, TEXT, architecture_of
 from tests.support.tiny_megatron import config_of, media_architecture, skip_if_missing
@@ -42,10 +42,6 @@ QUICK = ("qwen3_vl", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 """Families that together have all towers, both rules of positions, deepstack and experts."""
 SMOOTH = {"learning_rate": 1.0, "epsilon": 1.0, "max_grad_norm": 1e9}
 """Settings with which AdamW moves weights by about their gradients."""
-
-
-def nothing() -> None:
-    pass
 
 
 def configured(folder: Path, model_type: str, **trainer: Any) -> Config:
@@ -65,10 +61,10 @@ def test_two_steps_have_the_numbers_of_the_torch_engine(tmp_path: Path, model_ty
     samples = media_batch(config)
     if replays:
         samples = routed(samples, 3, TEXT | MOE)
-    for ours, other in zip(megatron.score(samples, nothing), theirs.score(samples, nothing), strict=True):
+    for ours, other in zip(megatron.score(samples, silent), theirs.score(samples, silent), strict=True):
         np.testing.assert_allclose(ours, other, atol=1e-5)
     for step in range(2):
-        found, expected = train(megatron, samples, step, nothing).metrics, train(theirs, samples, step, nothing).metrics
+        found, expected = train(megatron, samples, step, silent).metrics, train(theirs, samples, step, silent).metrics
         assert found.keys() == expected.keys()
         for name in expected:
             assert found[name] == pytest.approx(expected[name], abs=1e-5, rel=1e-4), name
@@ -82,7 +78,7 @@ def test_a_step_without_media_moves_the_towers_as_the_torch_engine_does(tmp_path
     for step, batch in enumerate((text, samples, text, text)):
         for engine in (megatron, theirs):
             before = weights_of(engine, tmp_path / "before")
-            train(engine, batch, step, nothing)
+            train(engine, batch, step, silent)
             after = weights_of(engine, tmp_path / "after")
             assert [name for name in after if after[name].equal(before[name]) and before[name].any()] == []
     assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(theirs, tmp_path / "b")) < 1e-5
@@ -99,7 +95,7 @@ def test_a_step_without_media_moves_the_towers_as_the_torch_engine_does(tmp_path
 def test_training_resumes_exactly_from_a_checkpoint(tmp_path: Path, model_type: str, precision: str) -> None:
     config = configured(tmp_path / "run", model_type, precision=precision, learning_rate=1e-3)
     samples, one = media_batch(config), started(MegatronEngine(config))
-    train(one, samples, 0, nothing)
+    train(one, samples, 0, silent)
     (folder := tmp_path / "checkpoint").mkdir()
     one.save(folder)
     other = MegatronEngine(config)
@@ -107,10 +103,10 @@ def test_training_resumes_exactly_from_a_checkpoint(tmp_path: Path, model_type: 
     assert other.fingerprint() == one.fingerprint()
     before = weights_of(one, tmp_path / "before")
     for step in (1, 2):
-        assert train(one, samples, step, nothing).metrics == train(other, samples, step, nothing).metrics
+        assert train(one, samples, step, silent).metrics == train(other, samples, step, silent).metrics
     assert other.fingerprint() == one.fingerprint()
     after = weights_of(one, tmp_path / "after")
-    assert [name for name in after if "visual" in name or "audio_tower" in name if not after[name].equal(before[name])]
+    assert [name for name in after if "visual" in name or "_tower" in name if not after[name].equal(before[name])]
 
 
 def test_recomputed_activations_give_the_same_weights(tmp_path: Path) -> None:
@@ -119,7 +115,7 @@ def test_recomputed_activations_give_the_same_weights(tmp_path: Path) -> None:
         config = configured(tmp_path / "run", "qwen3_vl_moe", recompute=recompute, learning_rate=1e-3)
         engine, samples = started(MegatronEngine(config)), media_batch(config)
         for step in range(2):
-            train(engine, samples, step, nothing)
+            train(engine, samples, step, silent)
         found.append(engine.fingerprint())
     assert found[0] == found[1]
 
@@ -127,7 +123,7 @@ def test_recomputed_activations_give_the_same_weights(tmp_path: Path) -> None:
 def test_half_precision_stays_close_to_the_torch_engine(tmp_path: Path) -> None:
     config = configured(tmp_path / "run", "qwen3_omni_moe_thinker", precision="bfloat16")
     samples = media_batch(config)
-    ours, theirs = (started(kind(config)).score(samples, nothing) for kind in (MegatronEngine, TorchEngine))
+    ours, theirs = (started(kind(config)).score(samples, silent) for kind in (MegatronEngine, TorchEngine))
     differences = np.concatenate(
         [a[s.loss_mask] - b[s.loss_mask] for a, b, s in zip(ours, theirs, samples, strict=True)]
     )
@@ -138,7 +134,7 @@ def test_frozen_towers_stay_and_have_no_optimizer_state(tmp_path: Path) -> None:
     config = configured(tmp_path / "run", "qwen3_vl", freeze=["*visual*", "*embed_tokens*"], learning_rate=1e-2)
     engine, theirs = started(MegatronEngine(config)), started(TorchEngine(config))
     before, samples = weights_of(engine, tmp_path / "before"), media_batch(config)
-    found, expected = train(engine, samples, 0, nothing).metrics, train(theirs, samples, 0, nothing).metrics
+    found, expected = train(engine, samples, 0, silent).metrics, train(theirs, samples, 0, silent).metrics
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
     after = weights_of(engine, tmp_path / "after")
     moved = {name for name in before if not before[name].equal(after[name])}
@@ -154,7 +150,7 @@ def test_frozen_towers_stay_and_have_no_optimizer_state(tmp_path: Path) -> None:
 def test_the_exported_folder_loads_in_transformers_and_starts_another_run(tmp_path: Path) -> None:
     config = configured(tmp_path / "run", "qwen3_omni_moe_thinker", learning_rate=1e-2)
     engine = started(MegatronEngine(config))
-    train(engine, media_batch(config), 0, nothing)
+    train(engine, media_batch(config), 0, silent)
     engine.export(folder := tmp_path / "model")
     loaded = AutoModelForMultimodalLM.from_pretrained(folder)
     assert weights.fingerprint(tensors_of(loaded)) == engine.fingerprint()
@@ -173,9 +169,9 @@ def test_a_scorer_gives_the_log_probs_of_the_torch_scorer(tmp_path: Path) -> Non
     for scorer in (ours, theirs):
         scorer.load(3, weights.fingerprint(tensors), [path])
     for name in ("score", "squares"):
-        for found, expected in zip(*(getattr(s, name)(samples, nothing) for s in (ours, theirs)), strict=True):
+        for found, expected in zip(*(getattr(s, name)(samples, silent) for s in (ours, theirs)), strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-5)
-    found, expected = ours.score_top(samples, 4, nothing), theirs.score_top(samples, 4, nothing)
+    found, expected = ours.score_top(samples, 4, silent), theirs.score_top(samples, 4, silent)
     assert all(np.array_equal(a.top_ids, b.top_ids) for a, b in zip(found, expected, strict=True))
 
 
@@ -215,8 +211,9 @@ def test_samples_of_a_prompt_stay_on_one_rank_and_count_their_media_once() -> No
     assert [[batch.indices for batch in plan] for plan in alone] == [[[0]], [[1]]]
 
 
+@pytest.mark.parametrize("most", [None, 6])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_shares_of_the_towers_give_each_medium_its_own_features(ranks: int) -> None:
+def test_shares_of_the_towers_give_each_medium_its_own_features(ranks: int, most: int | None) -> None:
     kinds, sizes = ("image", "video", "audio", "image", "audio"), (7, 3, 5, 2, 4)
     items = [
         MediaItem(kind, np.zeros(1), np.ones(3, np.int32), 0, size)  # type: ignore[arg-type]
@@ -228,11 +225,12 @@ def test_shares_of_the_towers_give_each_medium_its_own_features(ranks: int) -> N
     loads = []
     for rank in range(ranks):
         loads.append(0)
-        for work, rows in shares.works(rank):
-            numbers = [1000 * items.index(item) + n for item in work for n in range(item.tokens)]
-            features = [n + 100_000 * layer for layer in (1, 2) for n in numbers if work[0].visual]
+        for works, rows in shares.groups(rank, most):
+            numbers = [1000 * items.index(item) + n for work in works for item in work for n in range(item.tokens)]
+            features = [n + 100_000 * layer for layer in (1, 2) for n in numbers if items[n // 1000].visual]
             whole[rank * shares.longest + rows] = torch.tensor([*numbers, *features]).float()[:, None]
             loads[-1] += len(numbers)
+            assert most is None or len(numbers) <= most or len(works) == 1
     assert sum(loads) == sum(sizes)
     assert max(loads) <= max(*sizes, 5 + (sum(sizes) - 1) // ranks)
     for some in (media, media[1:]):
@@ -265,6 +263,6 @@ def test_an_architecture_that_ranks_can_share_has_the_numbers_of_the_torch_engin
 ) -> None:
     config = config_of(tmp_path, media_architecture(model_type), trainer={"max_tokens_per_microbatch": 600})
     samples = media_batch(config)
-    ours, theirs = (started(kind(config)).score(samples, nothing) for kind in (MegatronEngine, TorchEngine))
+    ours, theirs = (started(kind(config)).score(samples, silent) for kind in (MegatronEngine, TorchEngine))
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)

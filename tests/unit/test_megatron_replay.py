@@ -12,23 +12,13 @@ import pytest
 from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import ConfigError
-from relax_actors.weights import files as weights
-from tests.support.batches import batch_of, routed
+from tests.support.batches import batch_of, routed, silent
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
+from tests.support.trained_engines import max_difference, started, weights_of
 
 skip_if_missing()
 
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 after the check
-
-
-def nothing() -> None:
-    pass
-
-
-def started(engine: Any) -> Any:
-    engine.initialise(5)
-    engine.finish_warm_start()
-    return engine
 
 
 def engine_of(tmp_path: Path, architecture: dict[str, Any] = MOE, **trainer: Any) -> MegatronEngine:
@@ -46,8 +36,8 @@ def test_five_replayed_steps_match_torch_engine(tmp_path: Path, *, renormalised:
     plain = started(MegatronEngine(config))
     for step in range(5):
         batch = routed(batch_of(step), step, MOE)
-        ours, theirs = train(megatron, batch, step, nothing).metrics, train(beside, batch, step, nothing).metrics
-        train(plain, batch_of(step), step, nothing)
+        ours, theirs = train(megatron, batch, step, silent).metrics, train(beside, batch, step, silent).metrics
+        train(plain, batch_of(step), step, silent)
         for name in theirs:
             assert ours[name] == pytest.approx(theirs[name], abs=1e-5 if name != "grad_norm" else 1e-4), name
         assert {"unreplayed_abs_delta", "unreplayed_k3", "unreplayed_rerouted"} <= ours.keys() or step > 0
@@ -57,22 +47,13 @@ def test_five_replayed_steps_match_torch_engine(tmp_path: Path, *, renormalised:
     assert max_difference(found[0], found[2]) > 1e-3
 
 
-def weights_of(engine: Any, path: Path) -> dict[str, Any]:
-    engine.publish(path)
-    return weights.load([path])
-
-
-def max_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
-
-
 @pytest.mark.parametrize("token_budget", [20, 10_000])
 def test_recomputed_activations_use_same_experts(tmp_path: Path, token_budget: int) -> None:
     found = []
     for recompute in ("none", "selective", "full"):
         engine = engine_of(tmp_path, max_tokens_per_microbatch=token_budget, recompute=recompute)
         for step in range(2):
-            measured = train(engine, routed(batch_of(step), step, MOE), step, nothing).metrics
+            measured = train(engine, routed(batch_of(step), step, MOE), step, silent).metrics
         found.append((engine.fingerprint(), measured["rerouted"]))
     assert found[0] == found[1] == found[2]
 
@@ -84,7 +65,7 @@ def test_only_replayed_experts_and_router_are_trained(tmp_path: Path) -> None:
     # The last token of a sequence has no recorded experts, and no loss depends on it.
     chosen = [np.broadcast_to(np.array([3, 1], np.int16), (len(sample) - 1, 4, 2)).copy() for sample in batch]
     forced = [replace(sample, routed_experts=experts) for sample, experts in zip(batch, chosen, strict=True)]
-    train(engine, forced, 0, nothing)
+    train(engine, forced, 0, silent)
     after = weights_of(engine, tmp_path / "after")
     for layer in range(4):
         experts = f"model.layers.{layer}.mlp.experts.down_proj"
@@ -105,7 +86,7 @@ def test_missing_recorded_experts_change_nothing(tmp_path: Path) -> None:
     for replays, missing in ((True, None), (True, 1.0), (False, None)):
         engine = engine_of(tmp_path, router_replay=replays)
         batch = batch_of(0) if missing is None else routed(batch_of(0), 0, MOE, missing)
-        measured = train(engine, batch, 0, nothing).metrics
+        measured = train(engine, batch, 0, silent).metrics
         assert "rerouted" not in measured
         found.append(engine.fingerprint())
     assert found[0] == found[1] == found[2]

@@ -24,6 +24,7 @@ from relax_actors.sessions.episode import Episode
 from relax_actors.sessions.episode_start import Limits, Start
 from tests.support.chat_folder import make_chat_folder
 from tests.support.chat_templates import MISTRAL, SMOLLM2
+from tests.support.messages import assert_says
 
 ASKED = [{"role": "user", "content": "6+7?"}]
 ADD = '[TOOL_CALLS][{"name": "add", "arguments": {"a": 6, "b": 7}}]'
@@ -112,4 +113,4 @@ def test_user_turns_continue_a_conversation_without_tools(tmp_path: Path, templa
 def test_tools_that_the_template_moves_to_the_last_user_message_are_told(tokenizer: Tokenizer) -> None:
     answer = tokenizer.encode("13</s>", special=False)
     extension = Dialogue(tokenizer).extension(ASKED, answer, [{"role": "user", "content": "more"}], TOOLS, {})
-    assert extension.change == "it rewrites the messages before the last answer"
+    assert_says(extension.change, "rewrites", "last answer")

@@ -16,6 +16,8 @@ from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.media.family import Family, family_of
 from relax_actors.messages import Sample, TokenSequence, Trajectory
 from relax_actors.training.validation import RowValidator
+from tests.support.batches import silent
+from tests.support.messages import assert_says
 from tests.support.models import config_of, publish, random_weights
 from tests.support.tiny_media_models import FAMILIES, architecture_of, prompts_of
 
@@ -55,10 +57,6 @@ class Run:
         scorer = TorchScorer(self.config)
         scorer.load(1, *self.publish(scale))
         return scorer.score(samples, lambda: None)
-
-
-def silent() -> None:
-    """Progress that nobody waits for."""
 
 
 @pytest.fixture(
@@ -150,4 +148,4 @@ def test_a_sample_with_a_barred_token_is_refused(tmp_path: Path) -> None:
     sequence = TokenSequence.of_completion(prompt, tokens, np.zeros(2, np.float32), np.zeros(2, np.int32))
     trajectory = Trajectory.of(prompt, [Sample((sequence,))], {})
     why = RowValidator(run.config).of_trajectory(trajectory, 0)
-    assert why == f"a sample has the token {barred}, which stands for media and is never sampled"
+    assert_says(why, barred, "never sampled")

@@ -10,8 +10,9 @@ import pytest
 from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia, TrainSample
 from relax_actors.engines.protocols.media import placeholders_of
 from relax_actors.engines.transformers.engine import TransformersEngine
+from tests.support.batches import silent
 from tests.support.tiny_media_models import MediaPrompts
-from tests.unit.test_multimodal_rollout import Run, silent
+from tests.unit.test_multimodal_rollout import Run
 
 BYTES = 1 << 22
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen3_omni_moe_thinker")

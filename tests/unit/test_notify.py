@@ -26,6 +26,7 @@ from relax_actors.monitoring.notify.sent import Sent
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.hooks import Hook, hooked
 from tests.support.http_servers import serving
+from tests.support.messages import assert_says
 from tests.support.running import TINY
 
 MakeNotifier = Callable[..., Notifier]
@@ -164,7 +165,7 @@ def test_findings_are_sent_once_and_at_most_one_message_a_while(
     notifier.report_findings()
     (first,) = hook.messages
     assert first["rule"] == "findings"
-    assert first["text"].splitlines()[0] == "the mean reward is 0 in all 12 steps. read samples"
+    assert_says(first["text"].splitlines()[0], "reward is 0", "12 steps")
     notifier.report_findings(at_once=True)
     assert hook.messages[1]["text"].splitlines()[0] == "the disk is full"
     notifier.report_findings(at_once=True)
@@ -234,7 +235,7 @@ def test_urls_may_be_named_by_variables(hook: Hook) -> None:
     (channel,) = channels_of(NotifySection(webhook="$HOOK"), {"HOOK": hook.url})
     channel.send(MESSAGE)
     assert len(hook.messages) == 1
-    with pytest.raises(ConfigError, match=r"notify\.webhook names the environment variable HOOK, which is not set"):
+    with pytest.raises(ConfigError, match=r"notify\.webhook .*HOOK, which is not set"):
         channels_of(NotifySection(webhook="$HOOK"), {})
 
 
@@ -254,4 +255,4 @@ def test_wrong_sections_are_refused(settings: dict[str, object], message: str) -
 
 def test_check_names_a_program_that_does_not_exist() -> None:
     found = examine(load_config(TINY, ['notify.command=["no-such-program"]']))
-    assert "notify.command: there is no program 'no-such-program'; give its path" in found.errors
+    assert_says(" ".join(found.errors), "notify.command", "'no-such-program'", "path")

@@ -12,6 +12,7 @@ from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.messages import Act, EnvironmentAnswer, Fault, FinishReason, Open, SessionState, SessionTurn
 from relax_actors.sessions.environment import MAX_LOSSES, EnvironmentFailedError, SessionEnvironment, play
 from relax_actors.sessions.episode import Episode
+from tests.support.messages import assert_says
 from tests.support.turns import repeat_turns
 from tests.unit.test_episode import answer, episode, write
 
@@ -150,7 +151,7 @@ def test_an_observation_that_cannot_be_read_is_a_failure_of_the_environment() ->
     opening = stage.send()
     assert stage.send(answer("a", player="judge")) is None
     assert (stage.failures[0].fault, one.reason) == (Fault.ENVIRONMENT, FinishReason.ERROR)
-    assert "its observation: the environment names the player 'judge'" in str(stage.failures[0])
+    assert_says(stage.failures[0], "observation", "'judge'")
     assert stage.closed == [opening.session]
 
 

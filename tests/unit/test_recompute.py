@@ -20,7 +20,7 @@ from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.model import build
 from relax_actors.engines.torch.recompute import recompute_layers
 from tests.conformance.base.critic_engine import policy_of, updated
-from tests.support.batches import batch_of, routed
+from tests.support.batches import batch_of, routed, silent
 from tests.support.media_batches import media_batch
 from tests.support.tiny_megatron import DENSE, MOE, config_of, media_architecture
 
@@ -31,10 +31,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "replayed_experts": (MOE, {"router_replay": True}),
     "media": (media_architecture("qwen3_vl"), {"max_tokens_per_microbatch": 120}),
 }
-
-
-def silent() -> None:
-    return None
 
 
 def configured(folder: Path, name: str, recompute: str) -> Config:

@@ -13,6 +13,7 @@ from relax_actors.data.renderer import Renderer
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError
 from tests.support.chat_folder import make_chat_folder
+from tests.support.messages import assert_says
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -59,7 +60,7 @@ def test_dropped_reasoning_is_told(tmp_path: Path) -> None:
     assert kept.is_faithful
     dropped = found.extend([USER], sampled(tmp_path, "<think>3, 4: 7</think>7"), NEXT)
     assert not dropped.is_faithful
-    assert dropped.change == "it writes the last answer as '7', the model '<think>3, 4: 7</think>7'"
+    assert_says(dropped.change, "'7'", "'<think>3, 4: 7</think>7'")
     np.testing.assert_array_equal(dropped.token_ids, kept.token_ids)
 
 
@@ -83,14 +84,14 @@ def test_another_stop_token_than_that_of_the_template_is_told(tmp_path: Path) ->
     folder = make_chat_folder(tmp_path, CHATML, ["<|im_end|>", "<|endoftext|>"])
     extension = Renderer(Tokenizer(folder)).extend([USER], sampled(folder, "7", "<|endoftext|>"), NEXT)
     assert not extension.is_faithful
-    assert extension.change == "it ends an answer with '<|im_end|>', the model with '<|endoftext|>'"
+    assert_says(extension.change, "'<|im_end|>'", "'<|endoftext|>'")
 
 
 def test_messages_that_a_template_moves_are_told(tmp_path: Path) -> None:
     # As Mistral's template does with the tools.
     moves = CHATML.replace("{{ m.content }}", "{{ 'SYSTEM ' if loop.revindex0 == 0 }}{{ m.content }}")
     extension = renderer(tmp_path, moves).extend([USER], sampled(tmp_path, "7"), NEXT)
-    assert extension.change == "it rewrites the messages before the last answer"
+    assert_says(extension.change, "rewrites", "last answer")
 
 
 def test_reserved_tokens_of_an_answer_are_told(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_tokenizer_without_template_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError) as error:
         Renderer(Tokenizer(tmp_path))
-    assert str(error.value) == ("the tokenizer has no chat template; add chat_template.jinja to the model folder")
+    assert_says(error.value, "chat template", "chat_template.jinja")
 
 
 def test_message_that_the_template_refuses_is_an_error_of_the_row(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_missing_gpu_is_named_before_anything_is_computed() -> None:
     check_devices(config_of("trainer.device=cuda"), 1)
     check_devices(config_of("trainer.device=cuda:1"), 2)
     check_devices(config_of(), 0)
-    with pytest.raises(ConfigError, match=r"trainer\.device = 'cuda', and torch can use no GPU here: replay on"):
+    with pytest.raises(ConfigError, match=r"trainer\.device = 'cuda'.*no GPU here"):
         check_devices(config_of("trainer.device=cuda"), 0)
-    with pytest.raises(ConfigError, match=r"trainer\.device = 'cuda:3', and torch can use 1 GPU here"):
+    with pytest.raises(ConfigError, match=r"trainer\.device = 'cuda:3'.*1 GPU here"):
         check_devices(config_of("trainer.device=cuda:3"), 1)

@@ -91,7 +91,7 @@ def test_a_function_of_all_completions_sees_them_together() -> None:
 def test_calls_of_async_functions_run_together_and_have_a_deadline() -> None:
     totals = score(f"{HERE}.slowly", ["a"] * 100, {f"{HERE}.slowly": {"seconds": 0.3}}, deadline=20)
     assert [total.reward for total in totals] == [1.0] * 100  # one after the other they would take 30 seconds
-    with pytest.raises(TimeoutError, match=r"slowly gave no answer within 0.05 seconds \(reward.deadline\)"):
+    with pytest.raises(TimeoutError, match=r"slowly .*0.05 seconds \(reward.deadline\)"):
         score(f"{HERE}.slowly", ["a"], {f"{HERE}.slowly": {"seconds": 30}}, deadline=0.05)
 
 

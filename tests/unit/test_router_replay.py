@@ -19,16 +19,12 @@ from relax_actors.engines.torch.model import build
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
-from tests.support.batches import batch_of, batch_of_generations, routed, scored_by
+from tests.support.batches import batch_of, batch_of_generations, routed, scored_by, silent
 from tests.support.tiny_megatron import DENSE, MOE, config_of
 from tests.unit.test_engines import REQUESTS, request
 
 LAYERS, TOP_K = MOE["num_hidden_layers"], MOE["num_experts_per_tok"]
 TORCH = {"backend": "torch", "learning_rate": 1e-3, "router_replay": True}
-
-
-def nothing() -> None:
-    return None
 
 
 def started(config: Config, **settings: int) -> TorchEngine:
@@ -51,7 +47,7 @@ def served(trainer: TorchEngine, config: Config, tmp_path: Path, version: int = 
 
 
 def pairs_of(engine: TransformersEngine, refresh: Any = None) -> list[tuple[Any, Generation]]:
-    generated = engine.generate(REQUESTS, nothing, refresh)
+    generated = engine.generate(REQUESTS, silent, refresh)
     return [(r, g) for r, group in zip(REQUESTS, generated, strict=True) for g in group]
 
 
@@ -87,7 +83,7 @@ def test_in_flight_sample_records_the_experts_of_the_weights_that_sampled_each_t
     engine = served(trainer, config, tmp_path)
     old = {id(a.tokens): chosen_by(trainer, config, a.tokens, np.zeros(1, np.int32)) for a in REQUESTS}
     for step in range(30):
-        train(trainer, batch_of(step), step, nothing)
+        train(trainer, batch_of(step), step, silent)
     shard = tmp_path / "newer.safetensors"
     fingerprint = trainer.publish(shard)
     calls = 0
@@ -118,7 +114,7 @@ def test_replaying_own_choices_changes_nothing(tmp_path: Path, config: Config) -
     pairs = pairs_of(served(trainer, config, tmp_path))
     batch = batch_of_generations(pairs)
     with_experts = [replace(s, routed_experts=g.routed_experts) for s, (_, g) in zip(batch, pairs, strict=True)]
-    replayed, unreplayed = train(trainer, with_experts, 0, nothing).metrics, train(plain, batch, 0, nothing).metrics
+    replayed, unreplayed = train(trainer, with_experts, 0, silent).metrics, train(plain, batch, 0, silent).metrics
     assert replayed["rerouted"] == replayed["unreplayed_rerouted"] == 0.0
     assert replayed["unreplayed_abs_delta"] < 1e-5
     assert replayed["abs_delta"] < 1e-5
@@ -126,9 +122,9 @@ def test_replaying_own_choices_changes_nothing(tmp_path: Path, config: Config) -
     scorer = TorchScorer(config)
     shard = tmp_path / "scored.safetensors"
     scorer.load(1, trainer.publish(shard), [shard])
-    own = scorer.score(batch, nothing)
+    own = scorer.score(batch, silent)
     forced = routed(batch, 1, MOE, missing=0.0)
-    other = scorer.score(forced, nothing)
+    other = scorer.score(forced, silent)
     assert max(float(np.abs(a - b).max()) for a, b in zip(own, other, strict=True)) > 1e-3
 
 
@@ -139,19 +135,19 @@ def test_replay_removes_the_mismatch_of_different_routing(tmp_path: Path, config
     scorer = TorchScorer(config)
     shard = tmp_path / "scored.safetensors"
     scorer.load(0, trainer.publish(shard), [shard])
-    batch = scored_by(batch, scorer.score(batch, nothing))
-    measured = train(trainer, batch, 0, nothing).metrics
+    batch = scored_by(batch, scorer.score(batch, silent))
+    measured = train(trainer, batch, 0, silent).metrics
     assert measured["abs_delta"] < 1e-6
     assert measured["unreplayed_abs_delta"] > 1e-3
     assert measured["unreplayed_k3"] > measured["k3"]
     assert measured["rerouted"] > 0.5
     assert measured["unreplayed_rerouted"] > 0.5
     # The comparison without replay is made at intervals and does not change the weights.
-    later = train(trainer, batch, 1, nothing).metrics
+    later = train(trainer, batch, 1, silent).metrics
     assert "unreplayed_abs_delta" not in later
     other = started(config, replay_comparison_interval=0)
-    assert "unreplayed_abs_delta" not in train(other, batch, 0, nothing).metrics
-    train(other, batch, 1, nothing)
+    assert "unreplayed_abs_delta" not in train(other, batch, 0, silent).metrics
+    train(other, batch, 1, silent)
     assert other.fingerprint() == trainer.fingerprint()
 
 
@@ -159,10 +155,10 @@ def test_engine_records_no_experts_by_default(tmp_path: Path, config: Config) ->
     trainer = started(config)
     engine = TransformersEngine(config.model_path)
     with pytest.raises(StoreError):
-        engine.generate([request("1>", 1)], nothing)
+        engine.generate([request("1>", 1)], silent)
     shard = tmp_path / "published.safetensors"
     engine.load(0, trainer.publish(shard), [shard])
-    assert engine.generate([request("1>", 1)], nothing)[0][0].routed_experts is None
+    assert engine.generate([request("1>", 1)], silent)[0][0].routed_experts is None
 
 
 def test_model_without_supported_routers_is_refused(tmp_path: Path) -> None:
@@ -179,6 +175,6 @@ def test_sequences_without_recorded_experts_keep_their_own_in_a_mixed_micro_batc
     scorer.load(0, started(config).publish(shard), [shard])
     forced = routed(batch, 1, MOE, missing=0.0)
     mixed = [b if i % 2 else a for i, (a, b) in enumerate(zip(batch, forced, strict=True))]
-    alone = [scorer.score([sample], nothing)[0] for sample in mixed]
-    for together, expected in zip(scorer.score(mixed, nothing), alone, strict=True):
+    alone = [scorer.score([sample], silent)[0] for sample in mixed]
+    for together, expected in zip(scorer.score(mixed, silent), alone, strict=True):
         np.testing.assert_allclose(together, expected, atol=1e-5)

@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 
 from broker.codec import decode, encode, open_envelope, plain_value
 from broker.errors import CodecError
-from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.messages import Advantage, Reward, Sample, TokenSequence, Trajectory
-from relax_actors.training.samples import has_pair, only_pair, samples_of, without_truncated
-from relax_actors.training.step_advantages import StepAdvantages
-from relax_actors.training.step_rows import StepRows
+from relax_actors.messages import Reward, Sample, TokenSequence, Trajectory
 
 PROMPT = np.array([1, 2, 3], np.int32)
 
@@ -138,9 +134,9 @@ def test_invalid_samples_are_refused_with_their_index() -> None:
         TokenSequence(np.zeros(4, np.int32), np.zeros(3, np.bool_), np.zeros(4, np.float32), np.zeros(4, np.int32))
     with pytest.raises(ValueError, match="first token of a sequence"):
         TrainSample(np.zeros(2, np.int32), np.ones(2, np.bool_))
-    with pytest.raises(ValueError, match=r"advantages of a sequence has shape \[1\]; it has 2 tokens"):
+    with pytest.raises(ValueError, match=r"shape \[1\]; it has 2 tokens"):
         TrainSample(np.zeros(2, np.int32), np.array([False, True]), advantages=np.zeros(1, np.float32))
-    with pytest.raises(ValueError, match=r"advantages of a sequence has shape \[\]; it has 2 tokens"):
+    with pytest.raises(ValueError, match=r"shape \[\]; it has 2 tokens"):
         TrainSample(np.zeros(2, np.int32), np.array([False, True]), advantages=np.zeros((), np.float32))
 
 
@@ -166,50 +162,6 @@ def test_encoded_reward_of_nan_is_refused() -> None:
     assert bad != data
     with pytest.raises(CodecError, match="token_values of a reward is not finite"):
         decode(bad, Reward)
-
-
-def test_engines_get_one_train_sample_for_each_trained_sequence() -> None:
-    trajectory = episode()
-    advantage = Advantage(np.array([2.0, -1.0], np.float32), 0.5, returns=np.arange(10, dtype=np.float32))
-    scores = {"actor_fwd": np.arange(10, dtype=np.float32), "reference": -np.arange(10, dtype=np.float32)}
-    found = samples_of(7, trajectory, advantage, scores)
-    assert [s.masked("token_ids").tolist() for s in found] == [[7, 8, 9], [5], [6, 7]]
-    assert [s.masked("advantages").tolist() for s in found] == [[2, 2, 2], [2], [-1, -1]]
-    assert [s.masked("proximal_logprobs").tolist() for s in found] == [[0, 1, 4], [6], [8, 9]]
-    assert [s.masked("reference_logprobs").tolist() for s in found] == [[0, -1, -4], [-6], [-8, -9]]
-    assert [s.masked("returns").tolist() for s in found] == [[0, 1, 4], [6], [8, 9]]
-    assert [s.sample_tokens for s in found] == [4, 4, 2]
-    assert [s.share for s in found] == [0.75, 0.25, 1.0]
-    assert {s.row for s in found} == {7}
-
-
-def test_masked_sample_is_not_passed_to_engines() -> None:
-    trained, untrained = sequence([1, 2, 3, 6], [3]), sequence([1, 2, 3, 7], [3], masked=(3,))
-    trajectory = Trajectory.of(PROMPT, [Sample((trained,)), Sample((untrained,))])
-    advantage = Advantage(np.array([1.0, -1.0], np.float32), 0.0)
-    assert [s.masked("advantages").tolist() for s in samples_of(0, trajectory, advantage)] == [[1.0]]
-
-
-def test_step_statistics_of_token_advantages_cover_trained_tokens() -> None:
-    values = np.array([1, 2, 99, 99, 3, 4, 99, 99, 5, 6], np.float32)
-    rows = StepRows([0], [episode()], [Advantage(values, 0.0)])
-    found = StepAdvantages(AlgorithmSection(scale="none", whiten="tokens")).apply(rows).samples()
-    flat = np.concatenate([s.masked("advantages") for s in found])
-    trained = values[episode().trained]
-    np.testing.assert_allclose(flat, (trained - trained.mean()) / (trained.std(ddof=1) + 1e-8), rtol=1e-6)
-    assert StepAdvantages(AlgorithmSection()).apply(rows) is rows
-
-
-def test_masked_truncated_samples_are_not_trained() -> None:
-    cut = Sample((sequence([1, 2, 3, 6], [3]),), finish_reason="length")
-    whole = Sample((sequence([1, 2, 3, 7], [3]),))
-    kept = without_truncated(Trajectory.of(PROMPT, [cut, whole]))
-    assert isinstance(kept, Trajectory)
-    assert kept.trained_lengths.tolist() == [0, 1]
-    untouched = Trajectory.of(PROMPT, [whole])
-    assert without_truncated(untouched) is untouched
-    error = without_truncated(Trajectory.of(PROMPT, [cut]))
-    assert str(error) == "all trained samples were cut off; algorithm.shaping.mask_truncated leaves nothing to train"
 
 
 def malformed(**change: Any) -> bytes:
@@ -272,15 +224,6 @@ def test_a_mask_over_tokens_that_no_policy_sampled_is_refused() -> None:
         TokenSequence(PROMPT, np.ones(3, np.bool_), np.zeros(3, np.float32), np.full(3, -1, np.int32))
 
 
-def test_untrained_samples_do_not_enter_the_statistics_of_a_step() -> None:
-    trained, untrained = sequence([1, 2, 3, 6], [3]), sequence([1, 2, 3, 7], [3], masked=(3,))
-    trajectory = Trajectory.of(PROMPT, [Sample((trained,)), Sample((trained,)), Sample((untrained,))])
-    rows = StepRows([0], [trajectory], [Advantage(np.array([1.0, 3.0, 100.0], np.float32), 0.0)])
-    whitened = StepAdvantages(AlgorithmSection(scale="none", whiten="samples")).apply(rows)
-    found = [s.masked("advantages").tolist() for s in whitened.samples()]
-    np.testing.assert_allclose(found, [[-(0.5**0.5)], [0.5**0.5]], rtol=1e-6)
-
-
 def test_nested_dataclasses_of_plain_values_keep_fields_with_defaults() -> None:
     @dataclass
     class Score:
@@ -289,46 +232,6 @@ def test_nested_dataclasses_of_plain_values_keep_fields_with_defaults() -> None:
 
     found = plain_value(open_envelope(encode([Score("a"), Score("b", 1.0)], "role.0#1")))
     assert found == [{"name": "a", "bonus": 0.0}, {"name": "b", "bonus": 1.0}]
-
-
-def test_samples_and_tokens_of_a_row_are_told_apart_when_there_are_as_many() -> None:
-    row = Trajectory.of(PROMPT, [Sample((s,), "a", "stop") for s in (sequence([1, 2, 3, 6, 7], [3, 4]), EMPTY)])
-    for per_token, expected in ((False, [2.0, 2.0]), (True, [2.0, -1.0])):
-        advantage = Advantage(np.array([2.0, -1.0], np.float32), 0.5, per_token=per_token)
-        (found,) = samples_of(0, row, advantage)
-        np.testing.assert_array_equal(found.masked("advantages"), np.array(expected, np.float32))
-        (whitened,) = (
-            StepAdvantages(AlgorithmSection(scale="none", whiten="tokens"))
-            .apply(StepRows([0], [row], [advantage]))
-            .advantages
-        )
-        np.testing.assert_allclose(whitened.values[0], 0.0 if not per_token else 0.70710678, rtol=1e-6)
-
-
-PAIR_AND_MORE = Trajectory.of(PROMPT, [Sample((sequence([1, 2, 3, 6, 7], [3, 4]),), "x", "stop")] * 3)
-
-
-def signed(*values: float) -> Advantage:
-    return Advantage(np.array(values, np.float32), 0.0)
-
-
-def test_only_the_samples_of_a_pair_are_trained() -> None:
-    assert has_pair(PAIR_AND_MORE, signed(1, 0, -1))
-    assert only_pair(PAIR_AND_MORE, signed(1, 0, -1)).trained.tolist() == [True, True, False, False, True, True]
-    assert only_pair(PAIR_AND_MORE, signed(1, -1, 1)) is PAIR_AND_MORE
-
-
-@pytest.mark.parametrize("advantage", [signed(0, 0, 0), signed(1, 0, 0), signed(0, -1, 0)])
-def test_row_without_both_answers_has_no_pair(advantage: Advantage) -> None:
-    assert not has_pair(PAIR_AND_MORE, advantage)
-
-
-def test_pair_whose_answer_was_cut_off_is_none() -> None:
-    samples = [Sample((sequence([1, 2, 3, 6, 7], [3, 4]),), "x", reason) for reason in ("stop", "length", "stop")]
-    masked = without_truncated(Trajectory.of(PROMPT, samples))
-    assert isinstance(masked, Trajectory)
-    assert has_pair(masked, signed(1, 0, -1))
-    assert not has_pair(masked, signed(0, 1, -1))
 
 
 def test_entropies_are_kept_by_token_for_all_sampled_sequences_or_none() -> None:

@@ -22,16 +22,13 @@ from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import family_of
 from relax_actors.weights.files import load
+from tests.support.batches import silent
 from tests.support.models import QWEN3, VOCABULARY, config_of, qwen3_moe
 from tests.support.score_batches import media_pairs, score_batch
 from tests.support.tiny_media_models import architecture_of, model_inputs
 
 KINDS = {"reward_model": ("pairs", 1), "outcome_reward": ("labelled", 3), "process_reward": ("steps", 2)}
 UNTIED = QWEN3 | {"tie_word_embeddings": False, "pad_token_id": VOCABULARY - 1}
-
-
-def nothing() -> None:
-    return None
 
 
 def config_for(name: str, folder: Path, model: Path | None = None, **trainer: Any) -> Config:
@@ -47,7 +44,7 @@ def trained(config: Config, batch: list[TrainSample], steps: int = 3) -> TorchEn
     engine.initialise(3)
     engine.finish_warm_start()
     for step in range(steps):
-        train(engine, batch, step, nothing)
+        train(engine, batch, step, silent)
     return engine
 
 
@@ -70,7 +67,7 @@ def test_exported_folder_has_the_scores_of_the_trainer(tmp_path: Path, name: str
     shard = tmp_path / "weights.safetensors"
     scorer = TorchScorer(config)
     scorer.load(1, engine.publish(shard), [shard])
-    scored = scorer.score(batch, nothing)
+    scored = scorer.score(batch, silent)
     auto: Any = AutoModelForTokenClassification if rows == "steps" else AutoModelForSequenceClassification
     model, report = auto.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not report["missing_keys"]
@@ -178,7 +175,7 @@ def test_half_precision_trains_a_reward_model(tmp_path: Path, precision: str) ->
     engine = TorchEngine(config)
     engine.initialise(3)
     engine.finish_warm_start()
-    losses = [train(engine, score_batch("pairs"), step, nothing).metrics["loss"] for step in range(6)]
+    losses = [train(engine, score_batch("pairs"), step, silent).metrics["loss"] for step in range(6)]
     assert losses[-1] < losses[0]
     engine.export(tmp_path / "model")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
@@ -194,5 +191,5 @@ def test_checkpoint_resumes_with_the_same_bits(tmp_path: Path, name: str) -> Non
     again = TorchEngine(config)
     again.load(tmp_path / "saved")
     for step in range(3, 5):
-        assert train(engine, batch, step, nothing).metrics == train(again, batch, step, nothing).metrics
+        assert train(engine, batch, step, silent).metrics == train(again, batch, step, silent).metrics
     assert again.fingerprint() == engine.fingerprint()

@@ -13,15 +13,11 @@ from relax_actors.engines.protocols import Generation, TrainSample, train
 from relax_actors.engines.protocols.samples import by_row as rows_of
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.scorer import TorchScorer
-from tests.support.batches import answers, scored_by
+from tests.support.batches import answers, scored_by, silent
 from tests.unit.test_engines import REQUESTS, batch_of, config_of, generate, served
 
 SAMPLES = 4
 Scored = list[np.ndarray]
-
-
-def nothing() -> None:
-    return None
 
 
 def folder_of(path: Path) -> Path:
@@ -47,7 +43,7 @@ def start(tmp_path: Path, **sections: dict[str, object]) -> tuple[TorchEngine, C
 
 
 def by_row(scorer: TorchScorer, batch: list[TrainSample]) -> Scored:
-    return [one for row in rows_of(batch) for one in scorer.score(row, nothing)]
+    return [one for row in rows_of(batch) for one in scorer.score(row, silent)]
 
 
 def test_scores_equal_the_log_probs_of_the_trainer(tmp_path: Path) -> None:
@@ -57,7 +53,7 @@ def test_scores_equal_the_log_probs_of_the_trainer(tmp_path: Path) -> None:
     assert not any(s[~sample.loss_mask].any() for s, sample in zip(scored, batch, strict=True))
     assert {s.dtype for s in scored} == {np.dtype(np.float32)}
     same = scored_by(batch, scored)
-    measured = train(trainer, same, 0, nothing).metrics
+    measured = train(trainer, same, 0, silent).metrics
     assert measured["abs_delta"] < 1e-6
     assert abs(measured["max_ratio"] - 1) < 1e-5
     # Changed weights give other scores.
@@ -71,9 +67,9 @@ def test_row_scored_alone_has_the_same_bits_in_every_engine(tmp_path: Path) -> N
     first = by_row(scorer_of(trainer, config, tmp_path), batch)
     other = scorer_of(trainer, config, tmp_path)
     for n in (2, 0, 1):
-        for a, b in zip(first[n * SAMPLES : (n + 1) * SAMPLES], other.score(rows[n], nothing), strict=True):
+        for a, b in zip(first[n * SAMPLES : (n + 1) * SAMPLES], other.score(rows[n], silent), strict=True):
             np.testing.assert_array_equal(a, b)
-    together = other.score(batch, nothing)
+    together = other.score(batch, silent)
     for a, b in zip(first, together, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -96,7 +92,7 @@ def test_reference_role_and_reference_in_the_trainer_give_the_same_weights(
     scored = by_row(scorer_of(beside, config, tmp_path), batch)
     with_column = scored_by(batch, scored, "reference_logprobs")
     for step in range(3):
-        a, b = train(inside, batch, step, nothing).metrics, train(beside, with_column, step, nothing).metrics
+        a, b = train(inside, batch, step, silent).metrics, train(beside, with_column, step, silent).metrics
         if deterministic:
             assert a == b
         assert a["kl"] == pytest.approx(b["kl"], abs=1e-6)
@@ -108,23 +104,23 @@ def test_reference_role_and_reference_in_the_trainer_give_the_same_weights(
 def test_scores_use_the_sampling_temperature(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path, rollout={"temperature": 0.5})
     scored = by_row(scorer_of(trainer, config, tmp_path), batch)
-    measured = train(trainer, scored_by(batch, scored), 0, nothing).metrics
+    measured = train(trainer, scored_by(batch, scored), 0, silent).metrics
     assert measured["abs_delta"] < 1e-6
 
 
 def test_bfloat16_scores_differ_by_rounding_only(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path, trainer={"precision": "bfloat16"})
     scored = by_row(scorer_of(trainer, config, tmp_path), batch)
-    measured = train(trainer, scored_by(batch, scored), 0, nothing).metrics
+    measured = train(trainer, scored_by(batch, scored), 0, silent).metrics
     assert measured["abs_delta"] < 2e-2
 
 
 def test_scoring_without_weights_or_above_the_token_limit_is_refused(tmp_path: Path) -> None:
     trainer, config, batch = start(tmp_path)
     with pytest.raises(StoreError, match="no verified weights"):
-        TorchScorer(config).score(batch, nothing)
+        TorchScorer(config).score(batch, silent)
     long = answers([np.zeros(60, np.int32)], [0] * 42)
     with pytest.raises(ValueError, match="max_tokens_per_microbatch"):
-        scorer_of(trainer, config, tmp_path).score(long, nothing)
+        scorer_of(trainer, config, tmp_path).score(long, silent)
     empty = answers([np.zeros(3, np.int32)] * 2, [])
-    assert [s.tolist() for s in scorer_of(trainer, config, tmp_path).score(empty, nothing)] == [[0.0] * 3] * 2
+    assert [s.tolist() for s in scorer_of(trainer, config, tmp_path).score(empty, silent)] == [[0.0] * 3] * 2

@@ -30,14 +30,11 @@ from relax_actors.simulation.durations import (
     training_seconds,
 )
 from relax_actors.simulation.inference import SimulatedInference
-from tests.support.simulated import Clock
+from tests.support.batches import silent
+from tests.support.simulated import Clock, simulated_devices
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "simulate"
 DENSE = EXAMPLES / "qwen3_4b_16_h800.toml"
-
-
-def silent() -> None:
-    """Progress callback without effect."""
 
 
 def test_plain_number_is_a_constant() -> None:
@@ -156,13 +153,6 @@ def test_best_split_is_within_one_per_cent_of_the_optimum(devices: int, share: f
     assert predicted(found).step_seconds <= 1.01 * min(predicted(n).step_seconds for n in numbers)
 
 
-def devices_of(folder: Path, **simulate: Any) -> tuple[Config, Devices]:
-    config = calibrated(load_config(DENSE))
-    assert config.simulate is not None
-    section = config.simulate.model_copy(update={"time_scale": 0.001, **simulate})
-    return config.model_copy(update={"simulate": section}), Devices(section, folder)
-
-
 def request(seed: int) -> GenerationRequest:
     return GenerationRequest(np.array([0, 2], np.int32), seed, 8, 1.0, 1.0, 2, frozenset())
 
@@ -174,7 +164,7 @@ def weights(folder: Path, config: Config, devices: Devices) -> tuple[Path, str]:
 
 
 def test_unverified_weights_generate_nothing(tmp_path: Path) -> None:
-    config, devices = devices_of(tmp_path)
+    config, devices = simulated_devices(tmp_path)
     engine = SimulatedInference(devices, 0, 64)
     path, fingerprint = weights(tmp_path, config, devices)
     with pytest.raises(StoreError, match="no verified weights"):
@@ -187,7 +177,7 @@ def test_unverified_weights_generate_nothing(tmp_path: Path) -> None:
 
 def test_finished_rows_leave_and_others_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relax_actors.simulation.inference.time", Clock())
-    config, devices = devices_of(tmp_path)
+    config, devices = simulated_devices(tmp_path)
     engine = SimulatedInference(devices, 0, 64, rows=3)
     path, fingerprint = weights(tmp_path, config, devices)
     engine.load(0, fingerprint, [path])
@@ -209,7 +199,7 @@ def test_finished_rows_leave_and_others_join(tmp_path: Path, monkeypatch: pytest
 
 
 def test_generation_takes_its_duration_and_is_reproducible(tmp_path: Path) -> None:
-    config, devices = devices_of(tmp_path)
+    config, devices = simulated_devices(tmp_path)
     engine = SimulatedInference(devices, 3, 64)
     path, fingerprint = weights(tmp_path, config, devices)
     engine.load(7, fingerprint, [path])
@@ -226,7 +216,7 @@ def test_generation_takes_its_duration_and_is_reproducible(tmp_path: Path) -> No
 
 
 def test_weights_depend_only_on_the_batches(tmp_path: Path) -> None:
-    config, devices = devices_of(tmp_path, time_scale=1e-6)
+    config, devices = simulated_devices(tmp_path, time_scale=1e-6)
 
     def batch(seed: int) -> list[TrainSample]:
         tokens = np.array([seed], np.int32)
@@ -250,9 +240,9 @@ def test_weights_depend_only_on_the_batches(tmp_path: Path) -> None:
 
 
 def test_colocated_trainer_waits_for_generation_and_blocks_new_rows(tmp_path: Path) -> None:
-    _, ours = devices_of(tmp_path, placement="colocated")
-    _, theirs = devices_of(tmp_path, placement="colocated")
-    _, late = devices_of(tmp_path, placement="colocated")
+    _, ours = simulated_devices(tmp_path, placement="colocated")
+    _, theirs = simulated_devices(tmp_path, placement="colocated")
+    _, late = simulated_devices(tmp_path, placement="colocated")
     order: list[str] = []
     generating, asked, training, done = (threading.Event() for _ in range(4))
 

@@ -60,9 +60,7 @@ def test_tokens_weigh_samples_by_their_length_and_empty_samples_do_not_count() -
 
 
 def test_whitening_tokens_over_samples_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r'^advantages of tokens cannot be whitened over samples; set algorithm\.whiten = "tokens"'
-    ):
+    with pytest.raises(ValueError, match=r'whitened over samples; set algorithm\.whiten = "tokens"'):
         whiten([row([1.0, 2.0, 3.0], [2, 1])], over="samples")
 
 
@@ -135,7 +133,5 @@ def step_rows(kls: list[float]) -> StepRows:
 
 def test_missing_rewards_are_named() -> None:
     bare = RowAdvantages(values=np.zeros(1), lengths=np.ones(1, np.int64), mask=np.ones(1, np.bool_))
-    with pytest.raises(
-        ValueError, match=r"^a row has no rewards for the statistics of the step; the role advantages writes them$"
-    ):
+    with pytest.raises(ValueError, match=r"^a row has no rewards .*role advantages"):
         scale_by_reward_std([bare])

@@ -15,7 +15,7 @@ from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.engines.transformers.engine import TransformersEngine
-from tests.support.batches import batch_of, batch_of_generations, routed
+from tests.support.batches import batch_of, batch_of_generations, routed, silent
 from tests.support.models import request_of
 from tests.support.text_families import MEGATRON, TORCH, experts_shape, logprobs_of, save_random
 from tests.support.tiny_megatron import config_of
@@ -23,10 +23,6 @@ from tests.support.tiny_megatron import config_of
 # Models that differ from another one only in what megatron-core makes of them are left out.
 MODELS = TORCH | {name: fields for name, fields in MEGATRON.items() if name not in ("llama tied", "qwen3_moe dense")}
 REQUESTS = [request_of("12>", 1), request_of("4052>", 2), request_of("7>", 3)]
-
-
-def nothing() -> None:
-    pass
 
 
 def assert_scores(samples: list[TrainSample], scored: list[Any], model: Any) -> None:
@@ -47,19 +43,19 @@ def test_engines_give_the_log_probs_of_transformers(tmp_path: Path, name: str) -
     published = engine.publish(shard := tmp_path / "published"), [shard]
     scorer.load(0, *published)
     batch = batch_of(0)
-    assert_scores(batch, scorer.score(batch, nothing), model)
+    assert_scores(batch, scorer.score(batch, silent), model)
     rollout = TransformersEngine(config.model_path, records_experts=has_experts)
     rollout.load(0, *published)
-    groups = rollout.generate(REQUESTS, nothing)
+    groups = rollout.generate(REQUESTS, silent)
     pairs = [(request, sample) for request, group in zip(REQUESTS, groups, strict=True) for sample in group]
     made = batch_of_generations(pairs)
     assert_scores(made, [sample.logprobs for sample in made], model)
     if has_experts:
         made = [replace(s, routed_experts=g.routed_experts) for s, (_, g) in zip(made, pairs, strict=True)]
-        forced = scorer.score(routed(batch, 1, experts_shape(config), missing=0.0), nothing)
-        own = scorer.score(batch, nothing)
+        forced = scorer.score(routed(batch, 1, experts_shape(config), missing=0.0), silent)
+        own = scorer.score(batch, silent)
         assert max(float(np.abs(a - b).max()) for a, b in zip(forced, own, strict=True)) > 1e-2
-    metrics = train(engine, made, 0, nothing).metrics
+    metrics = train(engine, made, 0, silent).metrics
     assert metrics["abs_delta"] < 1e-5
     assert metrics.get("rerouted", 0.0) == 0.0
     assert metrics["grad_norm"] > 0

@@ -70,7 +70,7 @@ def test_instants_of_a_step_are_those_in_its_time() -> None:
     timeline = within(built(), 3, "step 3")
     assert [(instant.name, instant.detail) for instant in timeline.instants] == [("crashed", "ValueError: no")]
     assert {span.name for span in timeline.spans} == {"trajectory", "reward", "reference", "advantage", "wait", "train"}
-    with pytest.raises(ConfigError, match=r"nothing of step 9 is left in the table and the record"):
+    with pytest.raises(ConfigError, match=r"nothing of step 9 is left"):
         within(built(), 9, "step 9")
 
 

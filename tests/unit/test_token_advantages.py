@@ -94,9 +94,9 @@ def test_optimal_baseline_by_turn_aligns_trained_tokens() -> None:
 
 
 def test_missing_inputs_are_named() -> None:
-    with pytest.raises(ValueError, match="no values, which the estimator reads; declare that it needs 'values'"):
+    with pytest.raises(ValueError, match=r"no values.*needs 'values'"):
         gae(Group(rewards=np.ones(1), lengths=np.array([1])))
-    with pytest.raises(ValueError, match="no lengths, which the estimator reads; declare that it needs 'tokens'"):
+    with pytest.raises(ValueError, match=r"no lengths.*needs 'tokens'"):
         returns(Group(rewards=np.ones(1)))
 
 

@@ -1,4 +1,4 @@
-"""Which turns and guests may begin: those that fit the key-value cache together, the oldest ones first."""
+"""Which turns and service requests may begin: those that fit the key-value cache together, the oldest ones first."""
 
 from __future__ import annotations
 
@@ -68,32 +68,32 @@ def test_running_turns_fit_and_something_always_runs(limit: int, steps: list[tup
 
 
 class Batch:
-    """Turns and guests in flight.
+    """Turns and service requests in flight.
 
     Attributes:
         ledger: says what begins.
         turns: tokens of the turns in flight, by conversation.
-        guests: tokens of the guests in flight, by number.
-        begun: guests that have begun.
-        order: turns and guests in flight, in the order in which they began.
+        service: tokens of the service requests in flight, by number.
+        begun: service requests that have begun.
+        order: turns and service requests in flight, in the order in which they began.
     """
 
     def __init__(self, running: int | None, cached: int | None) -> None:
-        self.ledger = TokenLedger(running, cached, lambda: sum(self.guests.values()))
+        self.ledger = TokenLedger(running, cached, lambda: sum(self.service.values()))
         self.turns: dict[int, int] = {}
-        self.guests: dict[int, int] = {}
+        self.service: dict[int, int] = {}
         self.begun = 0
         self.order: list[tuple[dict[int, int], int]] = []
 
-    def begin(self, ready: dict[int, int], guest: int) -> None:
-        """Begin guests of so many tokens, which never cease, then turns that are ready, as `TurnRollout` does."""
-        self.ledger.withdraw_guest()
+    def begin(self, ready: dict[int, int], size: int) -> None:
+        """Begin requests of so many tokens, which never cease, then turns that are ready, as `TurnRollout` does."""
+        self.ledger.withdraw_service()
         found = 0
-        while found < 4 - len(self.guests) and self.ledger.begin_guest(guest, found * guest):
+        while found < 4 - len(self.service) and self.ledger.begin_service(size, found * size):
             found += 1
         for _ in range(found):
-            self.guests[self.begun] = guest
-            self.order.append((self.guests, self.begun))
+            self.service[self.begun] = size
+            self.order.append((self.service, self.begun))
             self.begun += 1
         for name in self.ledger.oldest_first(list(ready)):
             if not self.ledger.begin(name, ready[name]):
@@ -111,10 +111,10 @@ class Batch:
 @given(
     limits=st.tuples(st.none() | st.integers(40, 100), st.integers(60, 120)),
     sizes=st.lists(st.integers(5, 130), min_size=1, max_size=5),
-    guest=st.integers(5, 130),
+    size=st.integers(5, 130),
 )
-def test_turns_and_guests_fit_together_and_neither_starve(
-    limits: tuple[int | None, int], sizes: list[int], guest: int
+def test_turns_and_service_requests_fit_together_and_neither_starve(
+    limits: tuple[int | None, int], sizes: list[int], size: int
 ) -> None:
     """Conversations have two turns, and another one of the same size follows each; so neither side ever ceases."""
     batch, ready = Batch(*limits), dict(enumerate(sizes))
@@ -122,9 +122,9 @@ def test_turns_and_guests_fit_together_and_neither_starve(
     second, ended, begun = set[int](), Counter[int](), list[int]()
     rounds = 16 * len(sizes)
     for _ in range(3 * rounds):
-        batch.begin(ready, guest)
+        batch.begin(ready, size)
         begun.append(batch.begun)
-        together = [*batch.turns.values(), *batch.guests.values()]
+        together = [*batch.turns.values(), *batch.service.values()]
         assert together
         assert sum(together) <= limit or len(together) == 1
         if (turn := batch.end()) is None:
@@ -142,33 +142,33 @@ def test_turns_and_guests_fit_together_and_neither_starve(
     assert all(begun[n] < begun[n + rounds] for n in range(2 * rounds))
 
 
-def test_a_guest_waits_for_turns_that_run_but_not_for_conversations_that_wait() -> None:
+def test_a_service_request_waits_for_turns_that_run_but_not_for_conversations_that_wait() -> None:
     batch = Batch(None, 100)
     for name in (1, 2):
         assert batch.ledger.begin(name, 45)
     batch.ledger.wait(1, 45)
-    assert not batch.ledger.begin_guest(60, 0)
-    assert not batch.ledger.begin(1, 50), "it would keep the guest waiting"
+    assert not batch.ledger.begin_service(60, 0)
+    assert not batch.ledger.begin(1, 50), "it would keep the service request waiting"
     batch.ledger.wait(2, 45)
-    assert batch.ledger.begin_guest(60, 0)
-    batch.guests[0] = 60
+    assert batch.ledger.begin_service(60, 0)
+    batch.service[0] = 60
     assert not batch.ledger.begin(1, 50)
-    assert not batch.ledger.begin_guest(5, 0), "the turn has waited for guests"
-    batch.guests.clear()
-    assert not batch.ledger.begin_guest(60, 0)
+    assert not batch.ledger.begin_service(5, 0), "the turn has waited for service requests"
+    batch.service.clear()
+    assert not batch.ledger.begin_service(60, 0)
     assert batch.ledger.begin(1, 50)
 
 
 def test_room_is_kept_for_none_that_has_left() -> None:
     batch = Batch(None, 100)
     assert batch.ledger.begin(1, 50)
-    assert not batch.ledger.begin_guest(60, 0)
-    batch.ledger.withdraw_guest()  # its client has left
+    assert not batch.ledger.begin_service(60, 0)
+    batch.ledger.withdraw_service()  # its client has left
     assert batch.ledger.begin(2, 50)
     batch.ledger.end(1)
-    assert batch.ledger.begin_guest(30, 0)
-    batch.guests[0] = 30
+    assert batch.ledger.begin_service(30, 0)
+    batch.service[0] = 30
     assert not batch.ledger.begin(3, 40)
-    assert not batch.ledger.guest_fits(5, 0)
+    assert not batch.ledger.service_fits(5, 0)
     batch.ledger.end(3)  # its episode took too long
-    assert batch.ledger.guest_fits(5, 0)
+    assert batch.ledger.service_fits(5, 0)

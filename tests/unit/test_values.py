@@ -8,6 +8,7 @@ import torch
 from relax_actors.algorithms.evaluate.kinds import evaluate
 from relax_actors.algorithms.losses import add_metrics
 from relax_actors.algorithms.values import measure_values, value_loss, value_metrics
+from tests.support.messages import assert_says
 
 MASK = torch.tensor([[True, True, True, False]])
 
@@ -37,7 +38,7 @@ def test_without_clipping_the_loss_is_half_of_the_squared_error() -> None:
     found = value_loss(row(1.0), row(-5.0), row(3.0), clip=0.0)
     assert found.loss.item() == 2.0
     assert not found.clipped.any()
-    with pytest.raises(ValueError, match="clip is -1; use a distance of at least 0, where 0 means no clipping"):
+    with pytest.raises(ValueError, match="clip is -1; use a distance of at least 0"):
         value_loss(row(1.0), row(1.0), row(1.0), clip=-1)
 
 
@@ -69,7 +70,7 @@ def test_the_evaluate_command_gives_loss_and_gradient_of_ragged_values() -> None
     assert found["outputs"]["clipped"] == [[1, 0], []]
     assert found["gradients"]["values"] == [[0.0, 0.25], []]
     assert plain["gradients"]["values"] == [[-0.5, 0.25], []]
-    assert wrong["error"] == "ValueError: name = 'huber' is not known; known: clip"
+    assert_says(wrong["error"], "name = 'huber'", "clip")
 
 
 def test_equal_returns_have_no_variance_to_explain() -> None:

@@ -99,5 +99,5 @@ def test_step_without_a_correct_sample_imitates_none() -> None:
 
 
 def test_correct_samples_are_flags() -> None:
-    with pytest.raises(ValueError, match=r"correct samples of an advantage are float64\[2\], not \[n\] bool"):
+    with pytest.raises(ValueError, match=r"float64\[2\], not \[n\] bool"):
         Advantage(np.zeros(2, np.float32), 0.0, correct=np.zeros(2))

@@ -255,7 +255,5 @@ def test_shards_of_the_vocabulary_give_the_numbers_and_gradients_of_the_whole(mo
 
 
 def test_temperature_of_zero_is_refused_with_the_remedy() -> None:
-    with pytest.raises(
-        ValueError, match=r"temperature is 0; score greedy samples at the training temperature, such as 1"
-    ):
+    with pytest.raises(ValueError, match=r"temperature is 0; .*such as 1"):
         scored(*drawn(0, 2, 4), 0)

@@ -1,4 +1,4 @@
-"""Advantage estimators by family: pure functions from the samples of one prompt to their advantages.
+"""Advantage estimators by family: pure functions of the samples of one prompt.
 
 `baselines` has those with one advantage a sample, `returns` and `token_baseline` those of tokens, `components` the
 decoupled normalisation of several rewards. None imports torch, so the role `advantages` does not.

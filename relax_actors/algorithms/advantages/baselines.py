@@ -299,7 +299,7 @@ def none(group: Group) -> Array:
 
 
 def subtract(group: Group, baseline: Array, *, scale: Scale, epsilon: float) -> Array:
-    """Return `(returns - baseline) / divisor`; exactly 0 if all rewards are equal and no token has a reward.
+    """Return `(returns - baseline) / divisor`; exactly 0 if all rewards are equal.
 
     Args:
         group: rewards `[n]`; token rewards `[total]` if there are any.
@@ -320,7 +320,7 @@ def subtract(group: Group, baseline: Array, *, scale: Scale, epsilon: float) -> 
 
 
 def divisor(totals: Array, scale: Scale, epsilon: float) -> float:
-    """Return what advantages are divided by, 1 unless a scale of the group; raises ValueError for means below 0."""
+    """Return the divisor of advantages, 1 without a scale; raises ValueError for means below 0."""
     match scale:
         case "group_std":
             return float(totals.std(ddof=1) + epsilon) if len(totals) > 1 else 1.0

@@ -1,4 +1,4 @@
-"""Advantages of a row from its columns, with the settings of [algorithm]: shaping, KL in the reward, estimator."""
+"""Advantages of a row from its columns: shaping, KL in the reward, estimator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def estimator_of(algorithm: AlgorithmSection) -> tuple[Estimator, AdvantageSpec]
 
 
 def needs_greedy(algorithm: AlgorithmSection) -> bool:
-    """Return whether the estimator of a run needs a greedy sample of each prompt; raises as `estimator_of`."""
+    """Return whether the estimator needs a greedy sample; raises as `estimator_of`."""
     return "greedy" in estimator_of(algorithm)[1].needs
 
 
@@ -127,19 +127,19 @@ class RowEstimation:
         return ""
 
     def _is_comparable(self, part: PlayerPart, samples: int) -> bool:
-        """Whether a player has acted in enough samples, and in the greedy one if that is the baseline."""
+        """Whether a player acted in enough samples, and in the greedy one if it is the baseline."""
         has_baseline = "greedy" not in self._spec.needs or part.samples[-1] == samples - 1
         return has_baseline and len(part.samples) >= self._spec.min_samples
 
     @property
     def adapts_kl(self) -> bool:
-        """Whether the coefficient of the KL in the reward comes with the weights that sampled the row."""
+        """Whether the KL's coefficient comes with the weights that sampled the row."""
         return self._algorithm.kl.place == "reward" and self._algorithm.kl.target is not None
 
     def estimate(
         self, reward: Reward, columns: Mapping[str, Any], source: str, kl_coefficient: float | None = None
     ) -> Advantage:
-        """Compute the advantages of a row; those of its players, if there are any, each as a row of its own.
+        """Compute the advantages of a row, or of each of its players as a row of its own.
 
         `kl_coefficient` is that of the KL in the reward; None for that of the configuration.
 
@@ -237,7 +237,7 @@ class RowEstimation:
         )
 
     def _units(self, trajectory: Trajectory) -> Array:
-        """Return the number of the turn of each token in its sample; that of the branch with credit for branches."""
+        """Return the number of each token's turn in its sample, or of its branch."""
         return trajectory.branch_numbers if self._by_branch else trajectory.turn_numbers
 
     def _without_greedy(self, whole: Group) -> Group:
@@ -267,7 +267,7 @@ class RowEstimation:
         return shaped
 
     def _kl(self, columns: Mapping[str, Any]) -> Array | None:
-        """Return the KL at each token before its coefficient, `[total] float64`; None if the reward has none."""
+        """Return the KL at each token before its coefficient, `[total] float64`, or None."""
         algorithm = self._algorithm
         if algorithm.kl.place != "reward":
             return None
@@ -299,7 +299,7 @@ class RowEstimation:
         )
 
     def _correct(self, reward: Reward) -> Array | None:
-        """Return which samples are correct, `[n] bool`, if the loss imitates these; never the greedy one."""
+        """Return which samples are correct, `[n] bool`, if the loss imitates them."""
         if not self._algorithm.positive_nll:
             return None
         correct = correct_samples(reward.values, self._algorithm.correct_reward)
@@ -308,7 +308,7 @@ class RowEstimation:
 
 
 def _differs(reward: Reward, samples: int | None = None) -> bool:
-    """Return whether any two of the first samples differ in reward, or a token has a reward of its own."""
+    """Return whether two samples differ in reward, or a token has its own reward."""
     tokens = reward.token_values
     return shaping.has_signal(reward.values[:samples]) or (tokens is not None and bool(tokens.any()))
 

@@ -1,4 +1,4 @@
-"""Made-up groups that an advantage estimator of a user is tried on, in tests and before a run starts."""
+"""Made-up groups for trying a user's advantage estimator, in tests and checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = (2, 3, 5)
 
 
 def try_advantage(config: Config) -> Iterator[str]:
-    """Run the user's advantage estimator on example groups; yield a note if it refuses some by a ValueError.
+    """Run a user's estimator on example groups; yield a note about refused ones.
 
     Raises:
         ConfigError: it refuses all examples, raised another exception, or did not return one finite number for each
@@ -55,7 +55,7 @@ def try_advantage(config: Config) -> Iterator[str]:
 def example_groups(
     sizes: Sequence[int] = (1, 3, 5), components: Sequence[str] = ("first", "second")
 ) -> Iterator[tuple[str, Group]]:
-    """Yield named groups with all inputs that an estimator can need: ragged, empty, masked, equal, of one sample.
+    """Yield named example groups: ragged, empty, masked, equal, of one sample.
 
     `sizes` are the numbers of samples, at most 5 each, and `components` the names of the reward components.
     """

@@ -22,7 +22,7 @@ _FULL = ("token_rewards", "values", "logprobs", "squares", "turns")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The samples of one prompt. `total` is the number of own tokens of all samples, concatenated in order.
+    """Samples of one prompt; `total` counts the own tokens of all, concatenated.
 
     Attributes:
         rewards: `[n] float64`, one for each sample.
@@ -117,7 +117,7 @@ class Group:
 
     @property
     def token_counts(self) -> Array:
-        """Number of tokens of each sample, `[n] int64`; raises ValueError if the group has no lengths."""
+        """Number of tokens of each sample, `[n] int64`; raises ValueError if unknown."""
         if self.lengths is None:
             msg = "a group has no lengths, which the estimator reads; declare that it needs 'tokens'"
             raise ValueError(msg)
@@ -135,7 +135,7 @@ class Group:
 
     @property
     def turn_numbers(self) -> Array:
-        """Number of the turn of each token in its sample, `[total] int64`; without `turns`, one turn a sample."""
+        """Number of each token's turn in its sample, `[total] int64`; 0 without `turns`."""
         return np.zeros(len(self.mask), np.int64) if self.turns is None else self.turns.astype(np.int64)
 
     def input(self, name: str) -> Array:
@@ -152,7 +152,7 @@ class Group:
         return np.repeat(values, self.token_counts)
 
     def select(self, samples: Sequence[int], *, greedy_reward: float | None = None) -> Group:
-        """Return a group of some samples, by their indices; None keeps the reward of the greedy sample."""
+        """Return a group of samples by index; None keeps the greedy sample's reward."""
         index = np.asarray(samples)
         tokens: Array | None = None
         if self.lengths is not None:
@@ -172,7 +172,7 @@ class Group:
 
 
 def check_advantages(advantages: Array, group: Group, source: str) -> None:
-    """Raise ValueError unless an estimator returned one finite number for each sample or token of a group."""
+    """Raise ValueError unless there is one finite number for each sample or token."""
     total = None if group.lengths is None else int(group.lengths.sum())
     if advantages.ndim != 1 or advantages.dtype.kind not in "fiu" or len(advantages) not in (group.n, total):
         tokens = "" if total is None else f" or [{total}], one per token"
@@ -189,7 +189,7 @@ def check_advantages(advantages: Array, group: Group, source: str) -> None:
 
 
 def returns_tokens(function: Estimator, group: Group, advantages: Array) -> bool:
-    """Return whether an estimator gave one number for each token of a group, and not for each sample."""
+    """Return whether an estimator gave one number for each token of a group."""
     if group.lengths is None or len(advantages) != int(group.lengths.sum()):
         return False
     if len(advantages) != group.n:

@@ -1,4 +1,4 @@
-r"""Advantages of tokens from discounted token rewards: REINFORCE++ and generalised advantage estimation.
+r"""Advantages of tokens from discounted rewards: REINFORCE++ and GAE.
 
 Only trained tokens are time steps: masked tokens, such as the answer of a tool, are skipped and cost no discount. The
 reward of a masked token belongs to the trained token before it; before the first trained token of a sample it is
@@ -75,7 +75,7 @@ def gae(group: Group, *, gamma: float = 1.0, gae_lambda: float = 1.0, gae_alpha:
 
 
 def critic_targets(group: Group, advantages: Array, *, gamma: float, critic_lambda: float | None) -> Array:
-    """Return what a critic learns, advantages plus values, `[total] float64`; 0 at masked tokens.
+    """Return a critic's targets, advantages plus values, `[total] float64`; 0 if masked.
 
     Args:
         group: as in `gae`.
@@ -89,7 +89,7 @@ def critic_targets(group: Group, advantages: Array, *, gamma: float, critic_lamb
 
 
 def time_step_rewards(group: Group) -> Array:
-    """Collect the rewards of a group at its trained tokens, `[total] float64`; 0 at masked tokens.
+    """Collect a group's rewards at its trained tokens, `[total] float64`; 0 if masked.
 
     Args:
         group: rewards `[n]`, tokens, and token rewards `[total]` if there are any.
@@ -111,7 +111,7 @@ def time_step_rewards(group: Group) -> Array:
 
 
 def discounted_sums(group: Group, per_step: Array, discount: float | Array) -> Array:
-    """Sum the numbers of trained tokens from each one to the end of its sample, `[total] float64`.
+    """Sum trained tokens' numbers from each to its sample's end, `[total] float64`.
 
     Args:
         group: tokens.

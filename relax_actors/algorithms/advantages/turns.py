@@ -1,4 +1,4 @@
-r"""Advantages of turns: for episodes with a reward for each turn. Computed in float64; masked tokens have advantage 0.
+r"""Advantages of turns with rewards of their own, in float64; 0 at masked tokens.
 
 `turn` compares a turn with the turns of the same number. A first turn may be harder than a last one, and returns shrink
 as an episode goes on: a baseline that they share would reward every easy turn, wrong ones included. `all_turns`

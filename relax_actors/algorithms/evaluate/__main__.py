@@ -11,7 +11,7 @@ from relax_actors.algorithms.evaluate.kinds import evaluate
 
 
 def main() -> int:
-    """Evaluate the cases of a file and print the results; return 1 if a case failed, 2 if the file cannot be read."""
+    """Evaluate a file's cases and print results; 1 if one failed, 2 if unreadable."""
     parser = argparse.ArgumentParser(prog="relax_actors.algorithms.evaluate", description=__doc__)
     parser.add_argument("file", help="JSON file with a list of cases; - reads standard input")
     path = parser.parse_args().file

@@ -1,4 +1,4 @@
-"""Settings and inputs of a case that its function reads; all others are refused, because they would have no effect."""
+"""Settings and inputs that a case's function reads; others are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_settings(
 
 
 def number(settings: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """Return a setting that no section of the configuration has; raises TypeError if it is no number."""
+    """Return a setting outside of the configuration; raises TypeError."""
     value = settings.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         msg = f"setting {name} is {value!r}; give a number"

@@ -1,4 +1,4 @@
-"""Evaluation of advantages: the estimator of each group, then the statistics of the step that all samples form."""
+"""Evaluation of advantages: each group's estimator, then the step's statistics."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
 
 
 def _section(settings: Mapping[str, Any]) -> AlgorithmSection:
-    """Return [algorithm] with the settings of a case, except an epsilon of 0, which other engines have.
+    """Return [algorithm] with a case's settings; an epsilon of 0 is allowed apart.
 
     Raises:
         ValidationError: a value is impossible.
@@ -106,7 +106,7 @@ def _own(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_default(function: Estimator, section: AlgorithmSection) -> dict[str, Any]:
-    """Return the settings of [algorithm] for the arguments of a user's estimator that have no default."""
+    """Return [algorithm]'s settings for a user's arguments without default."""
     parameters = inspect.signature(function).parameters.values()
     required = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     return {one: getattr(section, one) for one in required if one in SETTINGS}
@@ -130,13 +130,13 @@ def _check_settings(name: str, function: Estimator, settings: Mapping[str, Any])
 
 
 def _checked(advantages: Array, group: Group, name: str) -> Array:
-    """Return the numbers of an estimator if there is a finite one for each sample or token of the group, float64."""
+    """Return an estimator's finite numbers, one a sample or token, float64."""
     check_advantages(advantages, group, f"advantage {name!r}")
     return advantages.astype(np.float64)
 
 
 def _whole(name: str, spec: AdvantageSpec, inputs: Inputs) -> Group:
-    """Return all samples as one group, with what the estimator needs; a function of the user may read `turns`, too."""
+    """Return all samples as one group, with what the estimator needs."""
     rewards = inputs.sample("rewards").numpy()
     lengths = np.array(inputs.given_lengths(len(rewards)), np.int64)
     has_turns = spec.by_turn or name not in (*ADVANTAGES.built_in, "decoupled")

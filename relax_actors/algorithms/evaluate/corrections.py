@@ -52,7 +52,7 @@ def correction(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalua
 
 
 def _normalised(weights: Tensor, mask: Tensor, *, over: str) -> Tensor:
-    """Divide weights by their mean over tokens, or over samples with equal shares, as the trainer does."""
+    """Divide weights by their mean over tokens, or over samples, as the trainer does."""
     if over == "none":
         return weights
     share = mask.double()

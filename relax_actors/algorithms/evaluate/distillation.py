@@ -1,4 +1,4 @@
-"""Evaluator of distillation: divergences over a vocabulary, and signals at the sampled tokens."""
+"""Evaluator of distillation: divergences over a vocabulary, signals at tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs of an evaluated case: nested lists of numbers, ragged by sample, as padded float64 tensors."""
+"""Inputs and outputs of a case: nested lists of numbers as padded float64 tensors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Inputs:
         return self._lengths
 
     def given_lengths(self, samples: int) -> list[int]:
-        """Number of tokens of each sample: of the inputs for each token, or else input `lengths`, or else 1.
+        """Number of tokens of each sample: of inputs by token, or `lengths`, or 1.
 
         Raises:
             ValueError: `lengths` is not one number of tokens for each sample, or the samples are too long.
@@ -67,11 +67,11 @@ class Inputs:
         return bounded(lengths)
 
     def sample(self, name: str) -> Tensor:
-        """Return an input with a number for each sample, `[samples] float64`; raises ValueError for other forms."""
+        """Return an input of samples, `[samples] float64`; raises ValueError."""
         return _numbers(self.required(name), name)
 
     def token(self, name: str, *, gradient: bool = False) -> Tensor:
-        """Return an input of tokens, `[samples, width] float64`, padded with 0; raises ValueError for another shape."""
+        """Return an input of tokens, `[samples, width] float64`, padded; raises ValueError."""
         rows = self.required(name)
         if not _is_ragged(rows) or [len(row) for row in rows] != self.lengths:
             msg = f"input {name!r} must have one list of numbers for each sample, of lengths {self.lengths}"
@@ -97,7 +97,7 @@ class Inputs:
         return self.raw.get(name, default)
 
     def vocabulary(self, name: str, *, gradient: bool = False) -> Tensor:
-        """Return an input with one list for each token, `[samples, width, size] float64`, 0 where there is no token."""
+        """Return an input of vocabularies, `[samples, width, size] float64`, padded with 0."""
         rows = self.required(name)
         lengths = self.lengths
         if [len(row) for row in rows] != lengths:
@@ -115,7 +115,7 @@ class Inputs:
         return padded.requires_grad_(gradient)
 
     def groups(self, samples: int) -> list[list[int]]:
-        """Return the samples of each group, or all as one, in order; raises ValueError if a sample has no id."""
+        """Return the samples of each group, or all as one; raises ValueError."""
         ids = self.optional("groups") or [0] * samples
         if len(ids) != samples:
             msg = f"groups has {len(ids)} ids for {samples} samples; give one for each"
@@ -142,7 +142,7 @@ class Inputs:
 
 
 def bounded(lengths: list[int]) -> list[int]:
-    """Return the lengths of samples if they fit in padded tensors; raises ValueError if they do not."""
+    """Return the lengths of samples; raises ValueError if padding would be too large."""
     longest = max(lengths, default=0)
     if len(lengths) * longest > MAX_CELLS:
         msg = (
@@ -154,7 +154,7 @@ def bounded(lengths: list[int]) -> list[int]:
 
 
 def as_json(value: float | Tensor | list[Any], lengths: Sequence[int]) -> Any:
-    """Return an output as plain data; a tensor `[samples, width, ...]` as ragged lists, nan and inf as text.
+    """Return an output as plain data; ragged lists by sample, nan and inf as text.
 
     `lengths` are the numbers of tokens of the samples; empty if there are no tokens.
     """

@@ -30,7 +30,7 @@ Evaluator = Callable[[str, Mapping[str, Any], Inputs], Evaluation]
 
 
 def evaluate(cases: Sequence[Any]) -> list[dict[str, Any]]:
-    """Evaluate cases with `kind`, `name`, `settings` and `inputs`; a case that fails has an `error` and no outputs."""
+    """Evaluate cases; a case that fails has an `error` and no outputs."""
     return [_evaluate(case) for case in cases]
 
 

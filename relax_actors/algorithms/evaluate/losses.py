@@ -23,7 +23,7 @@ KL_REMEDIES = dict.fromkeys(("coefficient", "target", "horizon"), "multiply the 
 
 
 def kl(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
-    """Evaluate the KL term of the loss, a mean over tokens; `old_logprobs` gives the ratio of the unbiased form."""
+    """Evaluate the KL term of the loss; `old_logprobs` gives the unbiased form's ratio."""
     check_name(name, get_args(KLKind))
     check_settings(f"kl {name!r}", settings, ("clamp", "k2_gradient", "unbiased"), KL_REMEDIES)
     section = KlSection.model_validate({**settings, "kind": name})
@@ -40,7 +40,7 @@ def kl(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
 
 
 def logprobs(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
-    """Evaluate the log-probs of the tokens `targets`, or minus them as "cross_entropy"; a mean over tokens."""
+    """Evaluate log-probs of `targets`, or minus them as "cross_entropy"."""
     check_name(name, ("full", "cross_entropy"))
     check_settings(f"logprobs {name!r}", settings, ("temperature",))
     logits, mask = inputs.vocabulary("logits", gradient=True), inputs.mask
@@ -54,7 +54,7 @@ def logprobs(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluati
 
 
 def entropy(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
-    """Evaluate the entropy over the vocabulary, a mean over tokens; or with "quantile" the tokens of the highest ones.
+    """Evaluate the vocabulary's entropy; with "quantile" the most uncertain tokens.
 
     The setting `quantile` is the share of tokens to select, as `algorithm.entropy.quantile`.
     """
@@ -103,7 +103,7 @@ def aggregation(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalu
 
 
 def aggregated(per_token: Tensor, inputs: Inputs, algorithm: AlgorithmSection) -> Tensor:
-    """Return the loss of a step; raises ValueError if the aggregation is "constant", without a length."""
+    """Return a step's loss; raises ValueError for "constant" without a length."""
     mask = inputs.mask
     samples, tokens = float((mask.sum(-1) > 0).sum()), float(mask.sum())
     normaliser, counts = tokens if algorithm.aggregate == "token_mean" else samples, mask.sum(-1)
@@ -123,7 +123,7 @@ def aggregated(per_token: Tensor, inputs: Inputs, algorithm: AlgorithmSection) -
 def mean_over_tokens(
     per_token: Tensor, mask: Tensor, leaves: Mapping[str, Tensor], others: Mapping[str, Tensor] | None = None
 ) -> Evaluation:
-    """Return the numbers of tokens, their mean, its gradient in each of the inputs `leaves`, and other outputs."""
+    """Return numbers by token, their mean, its gradient by `leaves`, and other outputs."""
     loss = reduce_loss(per_token, mask, mode="token_mean", normaliser=max(1.0, float(mask.sum())))
     outputs = {"loss": loss.item(), "per_token": per_token * mask, **(others or {})}
     return Evaluation(outputs, gradients_of(loss, leaves))

@@ -38,7 +38,7 @@ REMEDIES = {
 
 
 def policy_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
-    """Evaluate a policy loss with the weights of a correction and the penalty of the log-ratio, and aggregate it.
+    """Evaluate and aggregate a policy loss, with correction and log-ratio penalty.
 
     All samples are one step. `settings.seed` seeds the random choice of `clip_cov`.
     """
@@ -68,7 +68,7 @@ def policy_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalu
 
 
 def _check(name: str, settings: Mapping[str, Any]) -> None:
-    """Raise ValueError or ConfigError unless the policy loss exists and every setting has an effect on it."""
+    """Raise ValueError or ConfigError unless every setting affects the policy loss."""
     section = AlgorithmSection.model_validate({"surrogate": name})
     function = load_policy_loss(name)
     spec, is_own = loss_spec(function), name not in POLICY_LOSSES.built_in

@@ -1,4 +1,4 @@
-"""Evaluator of reward shaping: the functions of `shaping` that lower the rewards of long samples."""
+"""Evaluator of reward shaping: functions that lower rewards of long samples."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def _weight_of_pair(inputs: PolicyInputs, tokens: Sequence[Tensor]) -> Tensor:
 
 
 def _matched(inputs: PolicyInputs) -> dict[str, Tensor]:
-    """Return the numbers of other pairs of the step that have the rank of each sequence's pair, `[batch, 1]`.
+    """Return numbers of other pairs with the rank of each sequence's pair, `[batch, 1]`.
 
     Alignment by optimal transport compares sorted numbers (AOT, arXiv 2406.05882). The sums of all pairs are constants,
     so the match is the same however the step is cut. Earlier pairs come first in a tie.

@@ -62,7 +62,7 @@ class TorchCritic:
         precision, family = getattr(torch, trainer.precision), family_of(config.model_path)
         self._sharding = sharding = sharding_of(settings.torch, settings.device, precision, rank, store, precision)
         shares = trainer.share_prefixes
-        self._forward = Forward(sharding.device, precision, 1.0, family, share_prefixes=shares, sharding=sharding)
+        self._forward = Forward(sharding, precision, 1.0, family, share_prefixes=shares)
         self._multimodal = family is not None
         self._model = self._forward.prepare_critic(sharding.build(self._make, family))
         own = AllWeights(self._model) if config.lora is None else self._with_adapter(config, config.lora)

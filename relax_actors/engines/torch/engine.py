@@ -81,13 +81,12 @@ class TorchEngine(Profiled):
         self._max_tokens = settings.max_tokens_per_microbatch
         temperature, shares = config.rollout.temperature, settings.share_prefixes
         self._forward = Forward(
-            self._device,
+            self._sharding,
             self._dtype,
             temperature,
             family,
             share_prefixes=shares,
             keeps_rows=config.algorithm.compares_answers,
-            sharding=self._sharding,
             head_dtype=head_dtype,
             scores=config.algorithm.trains_scores,
         )

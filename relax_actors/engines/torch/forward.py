@@ -38,33 +38,36 @@ class Forward(Planning):
     """Packs sequences into micro-batches and computes their log-probs with a model.
 
     Args:
-        device: device of the models.
+        place: device of the models, or how ranks share the models, and thereby the micro-batches.
         dtype: dtype of the computation; other than float32 it uses autocast, with the weights in float32.
         temperature: divisor of the logits.
         family: family of the models; None if they read text only.
         share_prefixes: compute a prefix that sequences of a row share once in a micro-batch.
         keeps_rows: one rank computes all sequences of a row.
-        sharding: how ranks share the models, and thereby the micro-batches; by default there is one.
         head_dtype: dtype of the computation of logits; that of the rest by default.
         scores: whether the models compute scores in place of log-probs of tokens.
     """
 
     def __init__(
         self,
-        device: torch.device,
+        place: torch.device | Whole,
         dtype: torch.dtype,
         temperature: float,
         family: Family | None = None,
         *,
         share_prefixes: bool = True,
         keeps_rows: bool = False,
-        sharding: Whole | None = None,
         head_dtype: torch.dtype | None = None,
         scores: bool = False,
     ) -> None:
-        super().__init__(sharding or Whole(device), family, share_prefixes=share_prefixes, keeps_rows=keeps_rows)
-        self.device, self._dtype, self._temperature = device, dtype, temperature
-        self._barred, self._head_form, self._head_dtype = BarredIds(family, device), HeadForm(), head_dtype or dtype
+        sharding = place if isinstance(place, Whole) else Whole(place)
+        super().__init__(sharding, family, share_prefixes=share_prefixes, keeps_rows=keeps_rows)
+        self.device, self._dtype, self._temperature = sharding.device, dtype, temperature
+        self._barred, self._head_form, self._head_dtype = (
+            BarredIds(family, self.device),
+            HeadForm(),
+            head_dtype or dtype,
+        )
         self._computes_scores = scores
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:

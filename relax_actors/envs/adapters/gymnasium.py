@@ -1,4 +1,4 @@
-"""Environment `gymnasium`: an environment of Gymnasium whose observations and actions are written as text."""
+"""Environment `gymnasium`: observations and actions of Gymnasium written as text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GymnasiumEnvironment(Environment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Make the environment once; raises ConfigError if that fails, or a function does not import."""
+        """Make the environment once; raises ConfigError if it or a function cannot be loaded."""
         for name in ("observe", "act"):
             if options[name]:
                 load(options[name], f"environment.options.{name}")
@@ -92,7 +92,7 @@ class GymnasiumEnvironment(Environment):
         self._env.close()
 
     def _action(self, text: str) -> Any:
-        """Return the action that a text names; raises ValueError, with the known ones, if it names none."""
+        """Return the action that a text names; raises ValueError with the known actions."""
         if self._act is not None:
             return self._act(text, self._env)
         space = self._env.action_space

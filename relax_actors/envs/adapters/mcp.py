@@ -1,4 +1,4 @@
-"""Environment `mcp`: tools of servers that speak the Model Context Protocol, over streamable HTTP or stdio."""
+"""Environment `mcp`: tools of Model Context Protocol servers, over HTTP or stdio."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class McpTool(Tool):
         self.schema = {"type": "function", "function": function}
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the tool; return its texts, or content parts with images. Raises ToolError for its errors."""
+        """Call the tool; return its texts, or parts with images; raises ToolError."""
         try:
             result = await self._client.call_tool(self.name, dict(arguments))
         except Exception as error:
@@ -65,7 +65,7 @@ class McpEnvironment(ToolEnvironment):
 
     @classmethod
     def tool_schemas(cls, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Ask the servers for their tools; raises ConfigError if one does not answer, or names are not unique."""
+        """Ask the servers for their tools; raises ConfigError for no answer or equal names."""
 
         async def ask() -> list[dict[str, Any]]:
             async with AsyncExitStack() as stack:

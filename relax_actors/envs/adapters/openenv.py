@@ -1,4 +1,4 @@
-"""Environment `openenv`: an environment behind a server of OpenEnv, by its WebSocket; the package is not needed."""
+"""Environment `openenv`: a server of OpenEnv by its WebSocket, without its package."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OpenEnvEnvironment(Environment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Check the address, the package websockets and the function; raises ConfigError for a wrong one."""
+        """Check address, package websockets and function; raises ConfigError."""
         import_extra("websockets", "openenv", SETTING)
         if not options["url"].startswith(("http://", "https://", "ws://", "wss://")):
             msg = f"environment.options.url = {options['url']!r} is no address; write e.g. http://127.0.0.1:8000"
@@ -47,7 +47,7 @@ class OpenEnvEnvironment(Environment):
             load(options["act"], "environment.options.act")
 
     async def reset(self, task: Mapping[str, Any], rng: np.random.Generator) -> str:
-        """Connect and begin an episode; `metadata.reset` of the task holds further arguments of the reset."""
+        """Connect and begin an episode, with the task's `metadata.reset` as arguments."""
         connect = import_extra("websockets.asyncio.client", "openenv", SETTING).connect
         self._act: Callable[..., Any] | None = load(self.act, "environment.options.act") if self.act else None  # type: ignore[assignment]
         address = self.url.replace("http", "ws", 1) if self.url.startswith("http") else self.url

@@ -1,4 +1,4 @@
-"""Environment `reasoning_gym`: several attempts at a task of reasoning-gym, whose scorers the project already has."""
+"""Environment `reasoning_gym`: several attempts at a task, scored by reasoning-gym."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relax_actors.rewards._reasoning_gym import package
 
 
 class ReasoningGymEnvironment(Environment):
-    """Scores each answer; one below `enough` is answered with `again`, until the attempts are used up.
+    """Scores each answer; one below `enough` gets `again` until the attempts are used up.
 
     The tasks come from the data: set `data.kind = "reasoning_gym"`.
 

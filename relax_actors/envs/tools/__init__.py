@@ -1,4 +1,4 @@
-"""Tools that a model calls: Python functions with type hints, and an environment that runs the calls."""
+"""Tools of a model: Python functions with type hints, and an environment for calls."""
 
 from relax_actors.envs.tools.environment import ToolEnvironment
 from relax_actors.envs.tools.functions import Tool, ToolError

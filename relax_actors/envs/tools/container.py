@@ -77,7 +77,7 @@ def run_in_container(command: Sequence[str], text: str, limits: Limits, image: s
 
 
 def check_container(image: str, where: str = "environment.options") -> None:
-    """Check that an engine answers, and that a container of the image runs a program; raises ConfigError."""
+    """Check that an engine runs a program in the image; raises ConfigError."""
     if why := _problem(image, where):
         msg = f'{where}.sandbox = "container": {why}'
         raise ConfigError(msg)
@@ -134,7 +134,7 @@ def remove_leftovers() -> None:
 
 @functools.cache
 def _engine() -> str | None:
-    """Return the name of the engine that answers; sessions inherit it from the process that checked it."""
+    """Return the engine that answers; sessions inherit it from the process that checked."""
     return next((name for name in ENGINES if shutil.which(name) and _call(name, "info").returncode == 0), None)
 
 
@@ -191,7 +191,7 @@ def _process_1(command: Sequence[str], limits: Limits) -> list[str]:
 
 
 def _end(code: int, said: str, limits: Limits, image: str) -> str:
-    """Describe the end of a program by the report of process 1; without one, the engine or the kernel ended it."""
+    """Describe the end of a program by the report of process 1, or of a kill from outside."""
     try:
         reported = json.loads(said)["code"]
     except (ValueError, TypeError, KeyError):

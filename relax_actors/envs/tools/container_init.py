@@ -1,4 +1,4 @@
-"""Process 1 of a container: runs a program with limits, ends with it, and reports how it ended.
+"""Process 1 of a container: runs a program with limits, and reports its end.
 
     python3 -I -S -c <this file> '{"seconds": 10, "limits": {"RLIMIT_CPU": 10}, "command": ["python3"], ...}'
 

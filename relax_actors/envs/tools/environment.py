@@ -16,7 +16,7 @@ MAX_TEXT = 16_000
 
 
 class ToolEnvironment(Environment):
-    """Runs the tool calls in the model's answers and gives it the results; an answer without a call ends the episode.
+    """Runs the tool calls of answers; an answer without a call ends the episode.
 
         class Shop(ToolEnvironment):
             tools = (find_article,)          # a function with type hints and a docstring
@@ -57,11 +57,11 @@ class ToolEnvironment(Environment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Check that the tools can be described to a model; raises ConfigError if a tool has no type hints."""
+        """Check that the tools have schemas; raises ConfigError without type hints."""
         cls.tool_schemas(options)
 
     def make_tools(self) -> Sequence[Callable[..., Any] | Tool]:
-        """Return the tools of an episode; called by `reset`. They must have the schemas of `tool_schemas`."""
+        """Return the tools of an episode for `reset`, with the schemas of `tool_schemas`."""
         return self.tools
 
     def reset(self, task: Mapping[str, Any], rng: np.random.Generator) -> Any:

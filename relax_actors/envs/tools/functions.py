@@ -113,7 +113,7 @@ def tools_of(functions: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
 
 
 def content_of(result: Any) -> str | list[dict[str, Any]]:
-    """Return what a tool returned as the content of a message: a text, or parts if it is a list of them.
+    """Return a tool's result as the content of a message: a text, or a list of parts.
 
     Raises:
         ToolError: it has no text of its own, as a generator, whose text is an address in memory.

@@ -1,4 +1,4 @@
-"""Environment `images`: the model looks closer at the images of its prompt, by the tools `zoom` and `rotate`."""
+"""Environment `images`: the model looks closer with the tools `zoom` and `rotate`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ImageEnvironment(ToolEnvironment):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Check that images can be decoded here; raises ConfigError if the extra `media` is not installed."""
+        """Check that images can be decoded; raises ConfigError without the extra `media`."""
         super().check_options(options)
         import_extra("cv2", "media", SETTING)
 
@@ -118,7 +118,7 @@ class ImageEnvironment(ToolEnvironment):
 
 
 def images_of(task: Mapping[str, Any]) -> list[Pixels]:
-    """Return the images of a task, `[height, width, 3] uint8` each; raises RowError if an image cannot be decoded."""
+    """Return a task's images, `[height, width, 3] uint8`; raises RowError if undecodable."""
     return [_loaded(medium["path"]).copy() for medium in task.get("media", ()) if medium["kind"] == "image"]
 
 
@@ -164,7 +164,7 @@ def scaled(pixels: Pixels, side: int) -> Pixels:
 
 
 def rotated(pixels: Pixels, degrees: float) -> Pixels:
-    """Return an image rotated clockwise, with black corners; raises ToolError outside of -360 to 360 degrees."""
+    """Return an image rotated clockwise, with black corners; raises ToolError beyond 360."""
     import cv2  # noqa: PLC0415 with the extra `media`
 
     if not -4 * _RIGHT <= degrees <= 4 * _RIGHT:

@@ -24,7 +24,7 @@ def run_python(code: str) -> str:
 
 
 def run_code(code: str, limits: Limits, sandbox: Kind, image: str) -> Ended:
-    """Run a Python program, maybe in a sandbox; raises EnvironmentFaultError if the container engine failed."""
+    """Run a Python program, maybe in a sandbox; raises EnvironmentFaultError."""
     if sandbox == "container":
         return run_in_container(_CONTAINER_PYTHON, code, limits, image)
     return run_program(python_command(), code, limits, sandbox)

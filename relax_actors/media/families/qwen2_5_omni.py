@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni: images, videos and sounds; a video and its sound alternate in chunks of seconds."""
+"""Qwen2.5-Omni: a video and its sound alternate in chunks of seconds."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Qwen3.5, dense and with experts: it sees as Qwen3-VL does, and most layers of its decoder are recurrent."""
+"""Qwen3.5, dense and with experts: vision of Qwen3-VL, a mostly recurrent decoder."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Qwen3-Omni: images, videos and sounds, each token of a video and its sound at its own time."""
+"""Qwen3-Omni: each token of a video and its sound has its own time."""
 
 from dataclasses import replace
 

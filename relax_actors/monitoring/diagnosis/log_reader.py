@@ -44,7 +44,7 @@ async def _follow(table: Table, seen: Observations) -> None:
 
 
 async def log_messages(table: Table) -> AsyncIterator[Msg]:
-    """Yield the first and the last messages of a run's log, in order; those in between of a long one are left out."""
+    """Yield the first and last messages of a run's log, in order."""
     stream = table.subjects.log_stream
     state = (await table.connection.js.stream_info(stream)).state
     middle = max(state.first_seq + FIRST, state.last_seq - LAST)
@@ -66,7 +66,7 @@ async def log_messages(table: Table) -> AsyncIterator[Msg]:
 
 
 def save_observed(table: Table, settings: dict[str, Any], path: Path) -> int:
-    """Write what the rules read of a run to a file, without secrets and folders; return the number of messages.
+    """Write what rules read of a run to a file, without secrets; return its messages.
 
     The file is gzip of JSON lines: the format, run and settings, the fingerprints of the weight versions, then the
     messages of the log as `[stored, subject, body]`.
@@ -99,7 +99,7 @@ def _without_folders(settings: Any) -> Any:
 
 
 def load_observed(path: Path) -> Observations:
-    """Read a file of `save_observed`; raises ConfigError if it is missing, damaged or of another format."""
+    """Read a file of `save_observed`; raises ConfigError."""
     try:
         first, second, *rest = (json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines())
         seen = Observations(str(first["run"]), dict(first["settings"]))

@@ -168,14 +168,14 @@ class Observations:
             self.skew[message.sender] = apart if known is None or abs(apart) < abs(known) else known
 
     def setting(self, name: str, default: Any = None) -> Any:
-        """Return a setting by its dotted name; the default if a section or the setting is absent or not set."""
+        """Return a setting by dotted name, or the default."""
         value: Any = self.settings
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         return default if value is None else value
 
     def series(self, name: str, *, of: Mapping[int, Mapping[str, float]] | None = None) -> list[tuple[int, float]]:
-        """Return a figure of the steps that have it, as (step, value) in their order; of the trainer's by default."""
+        """Return a figure as (step, value), of the trainer by default."""
         steps = self.steps if of is None else of
         return [(step, figures[name]) for step, figures in sorted(steps.items()) if name in figures]
 

@@ -31,7 +31,7 @@ class Rule(Protocol):
     spec: RuleSpec
 
     def __call__(self, seen: Observations) -> Iterator[Finding]:
-        """Yield what is wrong with a run; nothing for a healthy one, and for one without the figures."""
+        """Yield what is wrong with a run; nothing if healthy, or without the figures."""
 
 
 def rule(what: str, source: str = "") -> Callable[[Check], Check]:

@@ -1,4 +1,4 @@
-"""Statistics of short series of figures; pure functions without numpy, whose import would double a command's time."""
+"""Statistics of short series in plain Python: importing numpy would take longer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def level(series: Series) -> float:
 
 
 def ends(series: Series, share: float = 0.25, least: int = 3) -> tuple[float, float] | None:
-    """Return the medians of the first and of the last values of a series; None if it is too short to have both.
+    """Return the medians of a series' first and last values; None if it is short.
 
     Either end has the `share` of the values, and at least `least`.
     """
@@ -31,7 +31,7 @@ def ends(series: Series, share: float = 0.25, least: int = 3) -> tuple[float, fl
 
 
 def correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return Pearson's correlation of two series of the same length; 0 if one of them is constant or shorter than 3."""
+    """Return Pearson's correlation of two series; 0 if constant or shorter than 3."""
     if len(a) < 3 or min(a) == max(a) or min(b) == max(b):  # noqa: PLR2004
         return 0.0
     try:
@@ -41,12 +41,12 @@ def correlation(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return Spearman's correlation of two series; 0 if one of them is constant or shorter than 3."""
+    """Return Spearman's correlation of two series; 0 if constant or shorter than 3."""
     return correlation(_ranks(a), _ranks(b)) if len(a) >= 3 else 0.0  # noqa: PLR2004
 
 
 def partial_correlation(a: Sequence[float], b: Sequence[float], given: Sequence[float]) -> float:
-    """Return the correlation of two series without what a third one explains of both; 0 if it explains one wholly."""
+    """Return the partial correlation of two series, given a third one."""
     ab, ag, bg = correlation(a, b), correlation(a, given), correlation(b, given)
     rest = (1.0 - ag * ag) * (1.0 - bg * bg)
     return (ab - ag * bg) / rest**0.5 if rest > 1e-12 else 0.0  # noqa: PLR2004

@@ -135,7 +135,7 @@ class Services:
 
 
 def within(seconds: float, name: str, send: Callable[[], object]) -> None:
-    """Run a function in a thread, and leave it behind when it takes longer than `seconds`; errors name it `name`.
+    """Run a function in a thread for `seconds` at most; errors name it `name`.
 
     A timeout of an HTTP library bounds each of its waits, and so not the whole: an answer may come byte by byte.
 
@@ -164,7 +164,7 @@ def within(seconds: float, name: str, send: Callable[[], object]) -> None:
 
 
 def channels_of(section: NotifySection, environment: Mapping[str, str] = os.environ) -> list[Channel]:
-    """Return the channels of a section; raises ConfigError for unknown services, programs and variables."""
+    """Return a section's channels; raises ConfigError."""
     channels: list[Channel] = []
     if section.webhook is not None:
         channels.append(Webhook(_resolved("notify.webhook", section.webhook, environment)))

@@ -57,7 +57,7 @@ class Notifier:
     """When to look for findings again, by the monotonic clock."""
 
     def look(self) -> None:
-        """Look at a live run, and send what is new; a broker that does not answer is looked at again later."""
+        """Look at a live run, and send what is new; without a broker, look again later."""
         try:
             if not self._is_up():
                 return
@@ -75,7 +75,7 @@ class Notifier:
             log.warning("look_failed", exc_info=True)
 
     def _is_up(self) -> bool:
-        """Whether the broker may answer; an embedded one that does not listen would be started by the connection."""
+        """Whether the broker may answer; connecting would start an embedded one."""
         address, is_own = self.folder.address, self.folder.load_settings().broker.url is None
         return address.exists() and (not is_own or is_listening(Address.load(address)))
 
@@ -114,7 +114,7 @@ class Notifier:
             self.send("gave_up", [f"gave up {self.began}"], "gave up", str(outcome.get("text", "")))
 
     def send(self, rule: str, keys: list[str], title: str, text: str) -> None:
-        """Claim a message and send it to all channels, unless it is unwanted or claimed; failures are logged."""
+        """Claim a message and send it to all channels; failures are logged."""
         now = time.time()
         with self._claiming:
             if rule not in self.section.on or not any(map(self.sent.is_new, keys)):

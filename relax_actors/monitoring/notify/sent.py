@@ -1,4 +1,4 @@
-"""Which messages were sent, in a file of the run's folder: a message is claimed there before it is sent.
+"""Messages that were sent, claimed in a file of the run's folder beforehand.
 
 A notifier that is killed in between has not sent the message, and no other one sends it: at most once.
 """
@@ -17,7 +17,7 @@ MAX_KEYS = 2000
 
 
 class Sent:
-    """Claims on messages, by key, in a file. One process at a time holds them, by a lock beside it."""
+    """Claims on messages in a file, which one process holds by a lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

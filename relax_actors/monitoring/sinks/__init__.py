@@ -29,7 +29,7 @@ SINKS: Registry[Callable[[str, str], Sink]] = Registry(
 
 
 def open_sink(setting: str, run: str) -> Sink:
-    """Open the sink of one option `--sink NAME=TARGET`, where NAME is registered or the dotted path of a class.
+    """Open the sink of `--sink NAME=TARGET`; NAME is registered or a dotted path.
 
     Raises:
         ConfigError: an unknown sink, an unusable target, or a package that is not installed.
@@ -50,7 +50,7 @@ def open_sink(setting: str, run: str) -> Sink:
 
 
 def open_sinks(settings: list[str], run: str) -> list[Sink]:
-    """Open the sinks of all options `--sink`; if one fails, close the others. Raises as `open_sink`."""
+    """Open the sinks of all `--sink`, or none; raises as `open_sink`."""
     with ExitStack() as opened:
         sinks = []
         for setting in settings:

@@ -1,4 +1,4 @@
-"""Sink that exports the timeline of each trained step to an OpenTelemetry collector, by OTLP over HTTP.
+"""Sink that exports each step's timeline to OpenTelemetry, by OTLP over HTTP.
 
 A row is a trace with a span for each of its columns, for each sample of several turns (`session`) and its turns, and
 links to the trace of the step that trained it. The ids follow from run, step and index alone, so that every exporter
@@ -58,7 +58,7 @@ class OtlpSink:
         self._thread.start()
 
     def take(self, message: LogMessage) -> None:
-        """Export the step before the one that the trainer reports: all of its cells are stored by then."""
+        """Export the step before the reported one, whose cells are all stored."""
         if message.is_event or message.kind != "step" or message.numbers().get("step", -1.0) < 0:
             return
         before, self._newest = self._newest, message
@@ -120,7 +120,7 @@ def spans_of(run: str, timeline: Timeline) -> list[ReadableSpan]:
 
 
 def _row(run: str, row: str, spans: list[Span]) -> Iterator[ReadableSpan]:
-    """Yield the span of a row, those of its columns below it, and those of the turns below their samples."""
+    """Yield spans of a row, of its columns below it, and of turns below samples."""
     from opentelemetry.trace import Link
 
     begin, end = min(span.begin for span in spans), max(span.end for span in spans)
@@ -163,7 +163,7 @@ def _span(run: str, span: Span, trace: str, name: str, parent: SpanContext | Non
 
 
 def context(run: str, trace: str, name: str) -> SpanContext:
-    """Return the ids of a span, which follow from the names of run, trace (a row or a step) and span alone."""
+    """Return a span's ids, which follow from run, trace and span alone."""
     from opentelemetry.trace import SpanContext, TraceFlags
 
     return SpanContext(

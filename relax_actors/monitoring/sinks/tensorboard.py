@@ -12,7 +12,7 @@ from relax_actors.monitoring.sinks.base import KnownNames
 
 
 class TensorBoard:
-    """Sink of scalars `step/<name>` by optimizer step, and `eval/reward` by version, in the folder `target`.
+    """Sink of scalars `step/<name>` and `eval/reward`, in the folder `target`.
 
     Raises:
         ConfigError: TensorBoard is not installed.

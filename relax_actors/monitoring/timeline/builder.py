@@ -80,7 +80,7 @@ class Builder:
             self._turns.append(Span(name, begin, stored, f"sample.{sample}", str(row), row.step, dict(facts)))
 
     def take_message(self, message: LogMessage, stored: float) -> None:
-        """Record a message of the log; others than events and steps of the trainer, and false claims, are ignored."""
+        """Record a message of the log; ignores what no timeline shows, and false claims."""
         if message.claim:
             return
         if not message.is_event:
@@ -137,7 +137,7 @@ class Builder:
 
 
 def _detail(body: Mapping[str, object]) -> str:
-    """Return the first line of the error or reason of an event, or the names of its files, each of which is whole."""
+    """Return the first line of an event's error or reason, or its file names."""
     why = body.get("error") or body.get("reason") or body.get("row")
     files = body.get("files")
     if not why and isinstance(files, list):

@@ -1,4 +1,4 @@
-"""Chrome trace event JSON of a timeline, which Perfetto, chrome://tracing and speedscope read.
+"""Chrome trace event JSON of a timeline, for Perfetto and speedscope.
 
 A process is a role, a thread is a lane of an actor, and an arrow follows a row from column to column. Times are
 microseconds.
@@ -16,7 +16,7 @@ from relax_actors.monitoring.timeline.span import Span, Timeline
 
 
 def chrome_trace(timeline: Timeline, profiles: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the trace as plain data; `otherData` lists the run's profiles, which are traces of their own."""
+    """Return the trace as plain data; `otherData` lists the run's profiles."""
     events: list[dict[str, Any]] = []
     roles: dict[str, int] = {}
     threads: dict[str, tuple[int, int]] = {}

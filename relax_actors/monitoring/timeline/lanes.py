@@ -33,7 +33,7 @@ def laid_out(spans: Iterable[Span]) -> list[tuple[str, list[list[Span]]]]:
 
 
 def _lanes(spans: list[Span]) -> list[list[Span]]:
-    """Put each span, in the order of their beginnings, on the lane that has been free for longest."""
+    """Put spans, by their beginnings, on the lane that is free for longest."""
     lanes: list[list[Span]] = []
     free: list[tuple[float, int]] = []
     for span in spans:

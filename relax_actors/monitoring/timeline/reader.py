@@ -19,7 +19,7 @@ MAX_MESSAGES = 50_000
 
 
 async def read_timeline(connection: Connection, rows: RowReader) -> Timeline:
-    """Return the timeline of the whole run: of rows as far as the table has them, of steps from the first one on."""
+    """Return the run's timeline: rows of the table, and all steps."""
     builder = Builder(rows.subjects.run)
     for subject in [f"{rows.subjects.prefix}.{kind}.*.*.*" for kind in ("group", "eval")]:
         async for cell in rows.each(connection, subject):
@@ -30,7 +30,7 @@ async def read_timeline(connection: Connection, rows: RowReader) -> Timeline:
 
 
 async def read_step(connection: Connection, rows: RowReader, step: int, message: LogMessage | None = None) -> Timeline:
-    """Return the timeline of a step: its rows, from the table or the record, and what the trainer did.
+    """Return a step's timeline: its rows, and what the trainer did.
 
     If the metric of the step is given, the log is not read, there are no events, and samples of several turns have
     spans of their own.
@@ -57,7 +57,7 @@ async def read_step(connection: Connection, rows: RowReader, step: int, message:
 
 
 async def read_row(connection: Connection, rows: RowReader, row: RowId, session: int | None = None) -> Timeline:
-    """Return the timeline of one row, with a lane for each of its samples that has turns, or for `session` alone.
+    """Return a row's timeline, with lanes of samples with turns, or of `session`.
 
     Raises:
         ConfigError: neither the table nor the record has it, or the sample has no turns.
@@ -77,7 +77,7 @@ async def read_row(connection: Connection, rows: RowReader, row: RowId, session:
 
 
 def within(timeline: Timeline, step: int, what: str) -> Timeline:
-    """Return the spans of a step, and the instants that lie between them; raises ConfigError if there are none."""
+    """Return the spans and instants of a step; raises ConfigError if none."""
     spans = tuple(span for span in timeline.spans if span.step == step)
     if not spans:
         msg = f"nothing of {what} is left in the table and the record, or it has not begun; record.every = 1 keeps all"

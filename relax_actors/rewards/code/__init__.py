@@ -1,4 +1,4 @@
-"""Reward `code_tests`: programs that a model wrote are run against tests, which they cannot see or change.
+"""Reward `code_tests`: a model's programs run against hidden tests.
 
 - `reward`: takes the program out of a completion, runs it in sandboxes, and counts passed tests.
 - `exchange`, `program`, `tests`: what runs in the sandboxes, with the standard library of Python 3.9 or newer alone.

@@ -1,4 +1,4 @@
-"""Values that tests and a program exchange: one line of JSON each, of plain types and of handles of other objects.
+"""Values between tests and a program: a line of JSON, with handles of objects.
 
 Part of both scripts that run in the sandboxes. What arrives is built of plain types alone, so no method of the program
 runs among the tests.
@@ -35,7 +35,7 @@ def packed(value: Any, handle: Callable[[Any], int]) -> Any:
 
 
 def unpacked(body: Any, held: Callable[[int], Any]) -> Any:
-    """Return the value that `packed` made JSON types of, or raise; `held` returns the object with a number."""
+    """Return the value of `packed`, or raise; `held` returns an object by number."""
     if body is None or isinstance(body, (bool, int, str)):
         return body
     ((kind, item),) = body.items()
@@ -60,7 +60,7 @@ class Channel:
             data = data[os.write(self._write, data) :]
 
     def receive(self) -> Any:
-        """Receive JSON types; raises EOFError if the other side has ended, or sent a line that is too long."""
+        """Receive JSON types; raises EOFError at the other side's end, or a long line."""
         while b"\n" not in self._rest:
             data = os.read(self._read, 1 << 16)
             self._rest += data

@@ -1,4 +1,4 @@
-"""Runs the program and answers calls of the tests: `python -I -S -c <exchange and this> <read> <write>`.
+"""Runs the program for the tests: `python -I -S -c <exchange and this> <read> <write>`.
 
 The first line is the program. A request is [kind, object, name, arguments, keywords]; an answer is ["value", value] or
 ["error", type, text]. The program is no main module: it does not begin to read its input.

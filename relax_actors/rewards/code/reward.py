@@ -97,7 +97,7 @@ class CodeTests:
             check_bubblewrap("reward.options.code_tests.sandbox")
 
     async def __call__(self, completion: str, prompt: Prompt) -> float:
-        """Return the reward of a completion; raises RowError without tests, ActorError without a sandbox."""
+        """Return a completion's reward; raises RowError without tests, or ActorError."""
         tests, entry = tests_of(prompt)
         program = program_of(completion).encode(errors="replace").decode()
         if not program.strip() or "\0" in program or len(program.encode()) > LARGEST:
@@ -110,7 +110,7 @@ class CodeTests:
         return sum(passed) / len(tests) if self._partial else float(all(passed))
 
     def _run_inputs(self, program: str, tests: Sequence[InputTest]) -> list[bool]:
-        """Return which tests a program passes; those behind a failed one are not run if all must pass."""
+        """Return which tests pass; with all required, none runs behind a failure."""
         passed: list[bool] = []
         end = time.monotonic() + self._limits.seconds
         for test in tests:
@@ -134,7 +134,7 @@ class CodeTests:
         return not ended.problem and _lines(ended.output) == _lines(test.expected)
 
     def _run_statements(self, program: str, tests: Sequence[str], entry: str | None) -> list[bool]:
-        """Run statements in one sandbox on a program in another; return which pass. Raises ActorError."""
+        """Return which statements pass in a sandbox beside the program's; raises ActorError."""
         given = json.dumps({"program": program, "tests": tests, "entry": entry}).encode()
         with ExitStack() as stack:
             ours = stack.enter_context(ExitStack())
@@ -170,7 +170,7 @@ class CodeTests:
 
 
 def _python() -> list[str]:
-    """Return the command of Python: with `exit` and `quit`, and hashes that are the same in each run."""
+    """Return the command of Python, with `exit`, `quit` and fixed hashes."""
     return ["/usr/bin/env", "PYTHONHASHSEED=0", python_command()[0], "-s"]
 
 
@@ -223,7 +223,7 @@ def tests_of(prompt: Prompt) -> tuple[list[InputTest] | list[str], str | None]:
 
 
 def uses_program(test: str) -> bool:
-    """Whether a statement may use a name that Python does not have; one that is no Python fails when it is run."""
+    """Whether a statement may use a name that Python lacks, or is no Python."""
     try:
         names = {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
     except (SyntaxError, ValueError, RecursionError, MemoryError):

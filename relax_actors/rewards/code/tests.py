@@ -1,4 +1,4 @@
-"""Runs tests against a program in another sandbox: `python -I -S -c <exchange and this> <read> <write>`.
+"""Tests of a sandboxed program: `python -I -S -c <exchange and this> <read> <write>`.
 
 Standard input is JSON: the program, the tests as Python source, and the name of its entry point or null. The entry
 point, and names that a test uses and neither it nor Python defines, are those of the program. Standard output is a line
@@ -20,7 +20,7 @@ channel = Channel(int(sys.argv[1]), int(sys.argv[2]))
 
 
 class Remote:
-    """Object of the program: it can be called and has attributes. It cannot be a condition and equals nothing else."""
+    """Object of the program, with calls and attributes; no condition, equal to nothing."""
 
     def __init__(self, number: int) -> None:
         self.__dict__["_number"] = number
@@ -57,7 +57,7 @@ def number_of(value: Any) -> int:
 
 
 def ask(kind: str, number: int, name: str, arguments: Any, keywords: Any) -> Any:
-    """Ask the program for a value; raises what it raised, if one of Python's own, else RuntimeError."""
+    """Ask the program for a value; raises its error, of Python's own type if possible."""
     channel.send([kind, number, name, packed(arguments, number_of), packed(keywords, number_of)])
     reply = channel.receive()
     if reply[0] == "value":

@@ -1,4 +1,4 @@
-"""Judges: language models that grade samples, whether in the role `judge` or behind an endpoint.
+"""Judges: language models that grade samples, in the role `judge` or remotely.
 
 - `questions`: what a judge is asked about a row, and the rewards that follow from its answers; pure.
 - `material`: texts of policies as data that cannot end its own part of a message.

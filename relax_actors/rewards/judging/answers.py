@@ -1,4 +1,4 @@
-"""Forms of a judge's answers: what it is told to write, and how that is read as a number from 0 to 1.
+"""Forms of a judge's answers: instructions, and reading a number from 0 to 1.
 
 The answer of a judge is not trusted: it may repeat what a policy has written.
 """
@@ -17,7 +17,7 @@ CHOOSE_ALONE = "Answer with A or B alone: the better response."
 
 
 def read_grade(text: str, most: int) -> float:
-    """Return the grade that an answer ends with, divided by the highest one; raises ValueError if it has none."""
+    """Return an answer's final grade, divided by the highest; raises ValueError."""
     score = object_at_end(text).get("score")
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= most:
         msg = f"the judge gives the score {score!r:.80}, not a number from 0 to {most}"
@@ -50,7 +50,7 @@ def object_at_end(text: str) -> dict[str, Any]:
 
 
 def grammar(values: dict[str, Any], reason: int) -> str:
-    """Return the grammar of an object with a reason and a verdict, in llguidance's dialect of Lark.
+    """Return the grammar of a reason and a verdict, in llguidance's Lark.
 
     Args:
         values: name of the verdict, and its schema.

@@ -44,7 +44,7 @@ class Calibration:
 
     @classmethod
     def of_file(cls, file: Path, grading: Grading, least: float, setting: str) -> Calibration:
-        """Read examples, one a line; raises ConfigError if one is malformed, or no two can be compared."""
+        """Read examples, one a line; raises ConfigError unless two can be compared."""
         where = f"{setting}.calibration = {str(file)!r}"
         try:
             lines = file.read_text(encoding="utf-8").split("\n")
@@ -81,7 +81,7 @@ class Calibration:
         return every
 
     def agreement(self, answers: Sequence[float]) -> float:
-        """Return the share of pairs ordered as the scores do, a tie half; raises ConfigError below `least`."""
+        """Return the share of well ordered pairs, a tie half; raises ConfigError below `least`."""
         if self.grading.mode == "pairwise":
             shares = [(there + 1.0 - back) / 2 for there, back in zip(answers[::2], answers[1::2], strict=True)]
         else:

@@ -1,4 +1,4 @@
-r"""Texts of prompts and policies as parts of a message to a judge, which they can neither end nor add to.
+r"""Texts of others as parts of a judge's message, which they cannot leave.
 
 A part is written as a JSON string: quotes, line breaks and control characters are escaped. Characters that begin tokens
 of chat templates, `<` and `[`, are escaped, too, and so are special tokens that begin otherwise. Quotes are spelled
@@ -18,7 +18,7 @@ NORMALISED = frozenset('"\\<[')
 
 
 def escaped(text: str, special: Iterable[str] = ()) -> str:
-    """Return a text as the inside of a JSON string; it contains no quote, line break, `<`, `[` or special token."""
+    """Return a text as the inside of a JSON string, without `<`, `[` and special tokens."""
     written = json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', _code('"'))
     if not written.isascii():
         hidden = {c for c in written if not c.isascii() and NORMALISED & {*unicodedata.normalize("NFKC", c)}}

@@ -1,4 +1,4 @@
-"""What a judge is asked about the samples of a row, and the rewards that follow from its answers."""
+"""Questions to a judge about samples, and rewards from its answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Grading:
         return ("prompt", "response", "answer") if self.mode == "reference" else ("prompt", "response")
 
     def questions(self, completions: Sequence[str], prompt: Prompt) -> list[Question]:
-        """Return what to ask about the samples of a row; raises RowError if a "reference" is missing."""
+        """Return the questions about a row's samples; raises RowError without a reference."""
         if self.mode == "pairwise":
             orders = itertools.permutations(range(len(completions)), 2)
             return [self.comparison(completions[i], completions[k], prompt) for i, k in orders]

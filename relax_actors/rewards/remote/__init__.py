@@ -1,1 +1,1 @@
-"""Rewards that ask another service: `remote`, a reward over HTTP, and `judge`, a judge behind an endpoint."""
+"""Rewards of another service: `remote` over HTTP, and `judge` behind an endpoint."""

@@ -1,4 +1,4 @@
-"""Calls of an HTTP service: retries within a deadline, and a pause for all calls while the service is down."""
+"""Calls of an HTTP service: retries until a deadline, a pause while it is down."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from relax_actors.rewards.together import together
 SETTING = "reward.options.judge"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)  # an address may hold a password
 class Judge:
     """Reward from 0 to 1 by a language model behind an endpoint.
 
@@ -25,7 +27,7 @@ class Judge:
     the actor ends with the reason and its rows wait for the next one; or, if answers came without a grade, the row is
     tried again, and quarantined after `supervision.max_failures`.
 
-    Args:
+    Attributes:
         url: base of the API, such as `http://127.0.0.1:30000/v1`.
         model: its name for the server.
         mode: "rubric" grades each sample; "reference" grades it beside the answer of the row; "pairwise" compares all
@@ -47,30 +49,26 @@ class Judge:
     may_hang = True
     not_in_sandbox = "a sandbox has no network"
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        model: str,
-        mode: Mode = "rubric",
-        rubric: str = RUBRIC,
-        rubric_file: Path | None = None,
-        most: Positive = 10,
-        key_variable: str = "",
-        seconds: PositiveFloat = 120.0,
-        concurrent: Positive = 16,
-        max_tokens: Positive = 512,
-        calibration: Path | None = None,
-        least_agreement: float = 0.0,
-    ) -> None:
-        self._endpoint = Endpoint(
-            f"{url.rstrip('/')}/chat/completions", f"{SETTING}.url", key_variable, seconds, concurrent
-        )
-        self._model, self._most, self._max_tokens = model, most, max_tokens
-        self._grading = Grading(mode, rubric_of(rubric, rubric_file, f"{SETTING}.rubric_file"))
+    url: str
+    model: str
+    mode: Mode = "rubric"
+    rubric: str = RUBRIC
+    rubric_file: Path | None = None
+    most: Positive = 10
+    key_variable: str = ""
+    seconds: PositiveFloat = 120.0
+    concurrent: Positive = 16
+    max_tokens: Positive = 512
+    calibration: Path | None = None
+    least_agreement: float = 0.0
+
+    def __post_init__(self) -> None:
+        url = f"{self.url.rstrip('/')}/chat/completions"
+        self._endpoint = Endpoint(url, f"{SETTING}.url", self.key_variable, self.seconds, self.concurrent)
+        self._grading = Grading(self.mode, rubric_of(self.rubric, self.rubric_file, f"{SETTING}.rubric_file"))
         self._calibration = None
-        if calibration is not None:
-            self._calibration = Calibration.of_file(calibration, self._grading, least_agreement, SETTING)
+        if self.calibration is not None:
+            self._calibration = Calibration.of_file(self.calibration, self._grading, self.least_agreement, SETTING)
         self._graded: list[float] | None = None
         self._agreement: float | None = None
         self._calibrating = asyncio.Lock()
@@ -104,17 +102,17 @@ class Judge:
         return await together(self._answer(question) for question in questions)
 
     async def _answer(self, question: Question) -> float:
-        compares = self._grading.mode == "pairwise"
+        compares = self.mode == "pairwise"
         body = {
-            "model": self._model,
-            "messages": self._grading.messages(question, CHOOSE if compares else GRADE.format(most=self._most)),
+            "model": self.model,
+            "messages": self._grading.messages(question, CHOOSE if compares else GRADE.format(most=self.most)),
             "temperature": 0,
-            "max_tokens": self._max_tokens,
+            "max_tokens": self.max_tokens,
         }
 
         def read(answer: Any) -> float:
             text = _content_of(answer)
-            return read_choice(text) if compares else read_grade(text, self._most)
+            return read_choice(text) if compares else read_grade(text, self.most)
 
         return await self._endpoint.post(body, read)
 

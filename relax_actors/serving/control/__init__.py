@@ -1,1 +1,1 @@
-"""HTTP routes by which an operator changes a live run: operations, rollouts and external engines."""
+"""HTTP routes of operators: operations, rollouts and external engines of a live run."""

@@ -30,7 +30,7 @@ class Strict(BaseModel):
 
 
 class ScaleBody(Strict):
-    """Body of `POST /v1/rollouts/scale`: `target`, the number of actors to have, or `delta`, the number to add."""
+    """Body of `POST /v1/rollouts/scale`: `target` actors in all, or `delta` actors more."""
 
     target: int | None = Field(default=None, gt=0, lt=1000)
     delta: int | None = Field(default=None, gt=-1000, lt=1000)
@@ -71,7 +71,7 @@ class RemoveBody(Strict):
 
 
 class RoleBody(Strict):
-    """Body of `POST /v1/roles`: a role that joins the run, with the table of its section of the TOML file."""
+    """Body of `POST /v1/roles`: a role that joins the run, as a table of the TOML file."""
 
     role: str = Field(pattern=NAME.pattern, max_length=64)
     settings: dict[str, Any] = Field(description="The table [roles.<name>]: `actor`, `replicas` and options.")
@@ -88,14 +88,14 @@ class RemoveRoleBody(Strict):
 
 
 class ReplaceBody(Strict):
-    """Body of `POST /v1/roles/{role}/replace`: actors get the code that is on disk, one after the other."""
+    """Body of `POST /v1/roles/{role}/replace`: actors restart one by one with the code on disk."""
 
     timeout_secs: float = Field(default=0.0, ge=0, le=WEEK)
     idempotency_key: str = Field(default="", max_length=200)
 
 
 class MoveBody(Strict):
-    """Body of `POST /v1/roles/{role}/move`: a role that owns state stops on its node and starts on another."""
+    """Body of `POST /v1/roles/{role}/move`: a role with state moves to another node."""
 
     node: str = Field(min_length=1, max_length=200, description="Number or name of the node; `relax up` has number 0.")
     timeout_secs: float = Field(default=0.0, ge=0, le=WEEK)
@@ -109,7 +109,7 @@ class CancelBody(Strict):
 
 
 class ScaleOutBody(Strict):
-    """Body of `POST /rollout/scale_out`, as Relax's: the total of the run's own engines, or urls of external ones."""
+    """Body of `POST /rollout/scale_out`, as in Relax: total of own engines, or external urls."""
 
     model_name: Literal["default"] = "default"
     num_replicas: int = Field(default=0, ge=0, lt=1000)
@@ -125,7 +125,7 @@ class ScaleOutBody(Strict):
 
 
 class ScaleInBody(Strict):
-    """Body of `POST /rollout/scale_in`, as Relax's: the number that remains, or urls of external engines that leave."""
+    """Body of `POST /rollout/scale_in`, as in Relax: own engines that stay, or urls that leave."""
 
     model_name: Literal["default"] = "default"
     num_replicas: int = Field(default=0, ge=0, lt=1000)

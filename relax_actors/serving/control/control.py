@@ -1,4 +1,4 @@
-"""What an operator can do to a live run over HTTP. It keeps no state: all of it is in the run's table and bucket."""
+"""Operations on a live run over HTTP; all state is in the run's table and bucket."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RunFacts:
 
 
 class Control:
-    """Requests, shows and cancels operations. All methods run in the loop of the broker's connection.
+    """Requests, shows and cancels operations, in the event loop of the broker's connection.
 
     `leases` returns the leases of nodes and actors.
     """
@@ -102,7 +102,7 @@ class Control:
         return operation
 
     async def check_engine(self, body: EngineBody) -> Operation | None:
-        """Check that an external server can join the run; return the operation that its idempotency key has already.
+        """Check that an external server can join; return the operation of its idempotency key.
 
         Raises:
             ApiError: the run's backend uses none, the server is in the run already, or an operation is in the way.
@@ -124,7 +124,7 @@ class Control:
         return None
 
     async def remove_engine(self, engine: int, body: RemoveBody) -> Operation:
-        """Request that an external engine leaves the run; raises ApiError for an unknown or the last one."""
+        """Request that an external engine leaves; raises ApiError for an unknown or the last one."""
         history = await self._log.read_async()
         if (known := history.with_key(body.idempotency_key)) is None:
             engines = {o.id: o for o in history.engines()}
@@ -223,7 +223,7 @@ class Control:
             raise ApiError(409, str(error), "conflict") from error
 
     async def rollouts(self) -> dict[str, Any]:
-        """Return nodes, rollout actors with their states, external engines, and running operations, as JSON."""
+        """Return nodes, rollout actors, external engines and running operations as JSON."""
         leases, history = await self._leases(), await self._log.read_async()
         urls = {name: o for o in history.engines() if o.plan is not None for name in o.plan.actors}
         nodes = nodes_of(leases)

@@ -1,4 +1,4 @@
-"""OpenAPI description of the routes of operators, made from the handlers and the bodies that they read.
+"""OpenAPI description of the operators' routes, made from handlers and bodies.
 
 The page is plain HTML: it loads nothing from elsewhere, and asks for no token.
 """

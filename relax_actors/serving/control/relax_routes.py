@@ -1,4 +1,4 @@
-"""Routes under `/rollout` with the paths, fields and states of Relax's elastic rollouts (docs of redai-studio/Relax).
+"""Routes below `/rollout` with the paths, fields and states of Relax (redai-studio/Relax).
 
 A request for several external engines is several operations; its id joins their numbers with commas.
 """
@@ -49,7 +49,7 @@ class RelaxRoutes:
         ]
 
     async def scale_out(self, request: Request, _: str) -> Response:
-        """Have `num_replicas` engines of the run's own in total, or let the servers `engine_urls` join."""
+        """Scale to `num_replicas` own engines in total, or let the servers `engine_urls` join."""
         body = await body_of(request, ScaleOutBody)
         seconds = body.timeout_secs or 0.0
         if body.num_replicas:
@@ -90,7 +90,7 @@ class RelaxRoutes:
         return self._begun([await self._control.remove_engine(o.id, remove) for o in leaving])
 
     async def _have(self, wanted: int, *, out: bool) -> int:
-        """Return the run's own engines on the node of `relax up`; raises ApiError if the direction is wrong."""
+        """Return the run's own engines on node 0; raises ApiError if the direction is wrong."""
         plan = await self._control.scale(ScaleBody(target=wanted, delta=None, dry_run=True))
         have = plan.before if isinstance(plan, OperationPlan) else wanted
         if (wanted < have) if out else (wanted > have):
@@ -176,7 +176,7 @@ def _noop(have: int) -> dict[str, Any]:
 
 
 def _status(operations: Iterable[Operation]) -> str:
-    """Return the state in Relax's words: of several operations the one that is least far, or PARTIAL."""
+    """Return a state in Relax's words: the earliest of several operations, or PARTIAL."""
     states = {operation.state for operation in operations}
     if State.FAILED in states and len(states) > 1:
         return "PARTIAL"

@@ -56,7 +56,7 @@ class ControlRoutes:
         ]
 
     async def roles(self, request: Request, _: str) -> Response:
-        """List the roles with an actor, and each actor's node, phase, handled rows and version of the user's code."""
+        """List the roles, and each actor's node, phase, handled rows and code version."""
         del request
         return JSONResponse(await self._control.roles())
 
@@ -71,17 +71,17 @@ class ControlRoutes:
         return accepted(await self._control.change_role("remove_role", role_in(request), body))
 
     async def replace_role(self, request: Request, _: str) -> Response:
-        """Restart the actors of a role with the code that is on disk, one after the other; take it back if it fails."""
+        """Restart the actors of a role one by one with the code on disk; roll back if it fails."""
         body = await body_of(request, ReplaceBody)
         return accepted(await self._control.change_role("replace_role", role_in(request), body))
 
     async def move_role(self, request: Request, _: str) -> Response:
-        """Move a role that owns state, such as the trainer, to another node; back if it does not start there."""
+        """Move a role with state to another node; it returns if it does not start there."""
         body = await body_of(request, MoveBody)
         return accepted(await self._control.change_role("move_role", role_in(request), body))
 
     async def scale(self, request: Request, _: str) -> Response:
-        """Change the number of actors of a role: 202 with the operation, or 200 with the plan of a dry run."""
+        """Change the number of actors of a role: 202 with the operation, or 200 for a dry run."""
         result = await self._control.scale(await body_of(request, ScaleBody))
         if isinstance(result, OperationPlan):
             shown = ("node", "node_name", "before", "after", "actors")
@@ -89,7 +89,7 @@ class ControlRoutes:
         return accepted(result)
 
     async def rollouts(self, request: Request, _: str) -> Response:
-        """List rollout actors with their states and weights, external engines, and running operations."""
+        """List rollout actors, their states and weights, external engines, and operations."""
         del request
         return JSONResponse(await self._control.rollouts())
 
@@ -121,7 +121,7 @@ class ControlRoutes:
 
 
 async def body_of(request: Request, model: type[Body]) -> Body:
-    """Return a request's checked body, with the header `Idempotency-Key` for the field; raises ApiError."""
+    """Return a checked body with the header `Idempotency-Key` as a field; raises ApiError."""
     body = await read_object(request, MAX_BODY)
     if (key := request.headers.get("idempotency-key")) and "idempotency_key" in model.model_fields:
         body.setdefault("idempotency_key", key)
@@ -142,7 +142,7 @@ def role_in(request: Request) -> str:
 
 
 def accepted(operation: Operation) -> Response:
-    """Return the answer to a request that became an operation: 202, or 200 for one that has ended."""
+    """Return the answer to a request that became an operation: 202, or 200 if it has ended."""
     return JSONResponse(
         operation.shown(),
         200 if operation.is_over else 202,

@@ -58,7 +58,7 @@ class VerifiersEnvironment(Protocol):
 
 
 def example_of(environment: VerifiersEnvironment, task: AgentTask) -> Example:
-    """Return the example that the row of a sample names; raises VerifiersError if it is missing or differs."""
+    """Return the example of a sample's row; raises VerifiersError if it is missing or differs."""
     metadata = task.task["metadata"]
     index, split = metadata.get("index"), metadata.get("split", "train")
     if not isinstance(index, int) or index < 0:

@@ -15,7 +15,7 @@ EMPTY = "EmptyModelResponseError"
 
 
 class LegacyEnvironment:
-    """A `vf.Environment`; raises VerifiersError if the verifiers that is installed has no such environments."""
+    """A `vf.Environment`; raises VerifiersError if the installed verifiers has none."""
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         import verifiers  # noqa: PLC0415 absent where the run is
@@ -45,7 +45,7 @@ class LegacyEnvironment:
         return _example(data[index]) if index < len(data) else None
 
     async def run(self, example: Example, task: AgentTask) -> AgentResult:
-        """Run and score a rollout, with the session as its client; raises VerifiersError if it failed."""
+        """Run and score a rollout with the session as its client; raises VerifiersError."""
         from openai import AsyncOpenAI  # noqa: PLC0415
         from verifiers.clients import OpenAIChatCompletionsClient  # noqa: PLC0415
 

@@ -15,7 +15,7 @@ from relax_actors.weights.transports.base import Receiver, Sender, WeightTranspo
 
 
 def transport_class(config: Config) -> Any:
-    """Return the class of a run's transport; raises ConfigError if it does not import or lacks a method."""
+    """Return the class of a run's transport; raises ConfigError if unusable."""
     return WEIGHT_TRANSPORTS.load(config.weights.transport, "weights.transport")
 
 

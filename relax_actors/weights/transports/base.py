@@ -48,7 +48,7 @@ class WeightTransport(Protocol):
 
     @staticmethod
     def check(config: Config, here: Collection[str]) -> Iterator[str]:  # noqa: ARG004 of a protocol
-        """Check the configuration before a run starts; `here` are the roles whose actors start on this machine.
+        """Check the configuration before the run; `here` are the roles on this machine.
 
         Yields:
             Notes for the user.
@@ -62,4 +62,4 @@ class WeightTransport(Protocol):
         """Return the trainer's end; raises ConfigError if the engine cannot send."""
 
     def make_receiver(self, *, follows: bool) -> Receiver:
-        """Return an actor's end; unless it `follows` the newest version, it asks for single, older ones."""
+        """Return an actor's end; unless it `follows`, it requests single, older versions."""

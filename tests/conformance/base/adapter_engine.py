@@ -13,9 +13,10 @@ from relax_actors.data.adapter import PREFIX
 from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.adapter import MARKS
 from relax_actors.weights import files as weights
-from tests.conformance.base.training_engine import GradientConformance, MakeEngine, begun, folder_of, silent
+from tests.conformance.base.gradient_engine import GradientConformance
+from tests.conformance.base.training_engine import MakeEngine, begun, folder_of
 from tests.support.adapters import adapter_config, base_folder
-from tests.support.batches import batch_of
+from tests.support.batches import batch_of, silent
 
 
 class AdapterConformance(GradientConformance):

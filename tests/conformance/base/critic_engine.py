@@ -12,14 +12,10 @@ import pytest
 from relax_actors.config import Config
 from relax_actors.engines.protocols.training import SupportsAsyncSave
 from relax_actors.engines.torch.model import build, tensors_of
-from tests.support.batches import batch_of, valued
+from tests.support.batches import batch_of, silent, valued
 from tests.support.models import publish
 
 MakeCritic = Callable[..., Any]
-
-
-def silent() -> None:
-    """Progress that nobody waits for."""
 
 
 def policy_of(config: Config, folder: Path) -> list[Path]:
@@ -78,7 +74,7 @@ class CriticConformance:
         assert prints[0] == prints[1] != prints[2]
 
     def test_a_step_without_rows_is_refused(self, make: MakeCritic) -> None:
-        with pytest.raises(ValueError, match="no rows were accumulated for step 3; call accumulate first"):
+        with pytest.raises(ValueError, match=r"step 3.*call accumulate"):
             make().step(3, silent)
 
     def test_a_critic_learns_its_returns(self, make: MakeCritic) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.test_monitor import free_port
+from tests.support.guarded import free_port
 from tests.support.running import wait_until
 
 ROOT = Path(__file__).parents[3]

@@ -16,6 +16,7 @@ import pytest
 
 from tests.e2e.compose.conftest import IMAGE, Event, Project
 from tests.support.consoles import log_of
+from tests.support.messages import assert_says
 from tests.support.running import relax, wait_until
 
 MakeProject = Callable[..., Project]
@@ -81,7 +82,7 @@ def assert_host_can_read(project: Project, tmp_path: Path) -> None:
     run = str(project.folder / "runs" / "demo")
     told = relax("ledger", run, cwd=tmp_path)
     assert (told.returncode, told.stdout) == (2, ""), told.stderr
-    assert "docker compose cp prompts:/keys/operator keys, then --credentials keys" in told.stderr
+    assert_says(told.stderr, "docker compose cp prompts:/keys/operator keys", "--credentials keys")
     (prompts,) = project.compose("ps", "-a", "-q", "prompts").split()
     project.docker("cp", f"{prompts}:/keys/operator", str(tmp_path / "keys"))
     read = relax("ledger", run, "--credentials", str(tmp_path / "keys"), cwd=tmp_path)
@@ -119,11 +120,11 @@ def test_what_cannot_work_fails_at_once(make_project: MakeProject) -> None:
     (project.folder / "runs" / "demo" / "lock").touch()
     (project.folder / "runs" / "demo").chmod(0o500)
     os.chown(project.folder / "runs", 1001, 1001)
-    assert "error: run.folder runs/demo cannot be written by user 1001" in error_of_prepare(project)
+    assert_says(error_of_prepare(project), "run.folder runs/demo", "user 1001")
     os.chown(project.folder / "runs", 0, 0)
     (project.folder / "examples").chmod(0o700)
     said = error_of_prepare(project)
-    assert "prepare: ./examples cannot be read by user 65532; on the host: chmod -R o+rX examples" in said
+    assert_says(said, "./examples", "user 65532", "chmod -R o+rX examples")
 
 
 def error_of_prepare(project: Project) -> str:

@@ -71,5 +71,5 @@ def test_a_server_that_sends_a_byte_now_and_then_does_not_outlast_the_timeout(
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999/a.png", "http://" + "a" * 70])
 def test_an_address_that_cannot_be_asked_is_an_error_of_its_row(tmp_path: Path, url: str) -> None:
-    with pytest.raises(RowError, match=r"no address that can be asked \(.*\); correct the URL, or remove the row$"):
+    with pytest.raises(RowError, match=r"no address .*correct the URL"):
         fetch(tmp_path, url)

@@ -48,15 +48,15 @@ def test_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Path, 
 def test_split_chooses_files_by_name(tmp_path: Path) -> None:
     folder = split_up(tmp_path, "data/test-00000-of-00001.parquet", "data/train-00000-of-00001.parquet")
     assert all_of(open_source("parquet", path=folder, split="train")) == TASKS[5:]
-    with pytest.raises(ConfigError, match=r"has files of the splits test, train; choose one by data\.split"):
+    with pytest.raises(ConfigError, match=r"splits test, train; choose one by data\.split"):
         open_source("parquet", path=folder)
-    with pytest.raises(ConfigError, match=r"data\.split = 'dev', but .* has no such files; files: test-00000-of-00001"):
+    with pytest.raises(ConfigError, match=r"data\.split = 'dev'.*no such files.*test-00000-of-00001"):
         open_source("parquet", path=folder, split="dev")
 
 
 def test_folder_with_held_out_files_beside_others_is_read_only_with_a_choice(tmp_path: Path) -> None:
     folder = split_up(tmp_path / "held", "data.jsonl", "test.jsonl")
-    with pytest.raises(ConfigError, match=r"the split test and files that name no split; choose one by data\.split"):
+    with pytest.raises(ConfigError, match=r"split test .*choose one by data\.split"):
         open_source("jsonl", path=folder)
     assert len(open_source("jsonl", path=split_up(tmp_path / "more", "extra.jsonl", "train.jsonl"))) == 10
 
@@ -74,7 +74,7 @@ def test_folder_with_several_splits_is_read_only_with_a_choice(
     tmp_path: Path, names: tuple[str, str], splits: str
 ) -> None:
     folder = split_up(tmp_path / "data", *names)
-    with pytest.raises(ConfigError, match=rf"has files of the splits {splits}; choose one by data\.split, or name"):
+    with pytest.raises(ConfigError, match=rf"splits {splits}; choose one by data\.split"):
         open_source("jsonl", path=folder)
     assert all_of(open_source("jsonl", path=folder, split="train")) == TASKS[:5]
     assert len(open_source("jsonl", path=folder / "**" / "*.jsonl")) == 10
@@ -100,11 +100,11 @@ def test_split_is_a_folder_that_a_pattern_names(tmp_path: Path) -> None:
 def test_split_that_a_single_file_or_data_set_is_not_is_refused(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     path = jsonl_of(tmp_path, *ROWS)
-    with pytest.raises(ConfigError, match=r"data\.split = 'nonsense', but data\.path = '.*rows\.jsonl' has no such"):
+    with pytest.raises(ConfigError, match=r"data\.split = 'nonsense'.*rows\.jsonl' has no such"):
         open_source("jsonl", path=path, split="nonsense")
     assert all_of(open_source("jsonl", path=path.rename(tmp_path / "train.jsonl"), split="train")) == TASKS
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
-    with pytest.raises(ConfigError, match=r"data\.split = 'nonsense', but .*/one' is a single data set; remove"):
+    with pytest.raises(ConfigError, match=r"data\.split = 'nonsense'.*/one' is a single data set"):
         open_source("arrow", path=tmp_path / "one", split="nonsense")
     named = datasets.Dataset.from_list(ROWS, split="train")
     named.save_to_disk(tmp_path / "named")
@@ -113,11 +113,11 @@ def test_split_that_a_single_file_or_data_set_is_not_is_refused(tmp_path: Path) 
 
 def test_path_that_leads_to_no_file_is_refused_with_near_names(tmp_path: Path) -> None:
     jsonl_of(tmp_path, *ROWS)
-    with pytest.raises(ConfigError, match=r"does not exist; did you mean 'rows\.jsonl'\?; give the path"):
+    with pytest.raises(ConfigError, match=r"did you mean 'rows\.jsonl'"):
         open_source("jsonl", path=tmp_path / "row.jsonl")
     with pytest.raises(ConfigError, match=r"matches no file"):
         open_source("jsonl", path=tmp_path / "*.json")
-    with pytest.raises(ConfigError, match=r"folder without files \*\.parquet; it has rows\.jsonl; correct"):
+    with pytest.raises(ConfigError, match=r"without files \*\.parquet; it has rows\.jsonl"):
         open_source("parquet", path=tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_data_set_that_was_saved_by_hugging_face_is_read(tmp_path: Path) -> None
     datasets.DatasetDict({"train": one, "test": one.select([3])}).save_to_disk(tmp_path / "dict")
     assert all_of(open_source("arrow", path=tmp_path / "one")) == TASKS
     assert all_of(open_source("arrow", path=tmp_path / "dict", split="test")) == TASKS[3:4]
-    with pytest.raises(ConfigError, match=r"data\.split is not set, but .* has the splits train, test; choose one"):
+    with pytest.raises(ConfigError, match=r"data\.split is not set.*splits train, test"):
         open_source("arrow", path=tmp_path / "dict")
     next((tmp_path / "one").glob("data-00001*")).unlink()
     with pytest.raises(ConfigError, match=r"lacks data-00001-of-00003\.arrow, which its state\.json names"):
@@ -154,7 +154,7 @@ def test_corrupt_row_group_spares_the_others_and_is_named_with_file_and_number(t
     path.write_bytes(data)
     source = open_source("parquet", path=path)
     assert all_of(source_of_first(source, 5)) == TASKS[:5]
-    with pytest.raises(RowError, match=r"rows\.parquet row 7: row group 1 of 2 cannot be read \(.*\); write the file"):
+    with pytest.raises(RowError, match=r"rows\.parquet row 7: row group 1 of 2 cannot be read"):
         source[6]
 
 
@@ -196,7 +196,7 @@ def test_value_that_python_cannot_hold_fails_its_row_alone(
         pq.write_table(table, path)
     source: Any = open_source(form, path=path)
     assert source[0].prompt == "a"
-    with pytest.raises(RowError, match=rf"rows\.{form} row 2: cannot be decoded \(.*\); write the file again"):
+    with pytest.raises(RowError, match=rf"rows\.{form} row 2: cannot be decoded"):
         source[1]
 
 
@@ -324,7 +324,7 @@ def test_compressed_arrow_beyond_the_limit_of_memory_is_refused(
     with pa.ipc.new_file(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table, max_chunksize=1)
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(ConfigError, match="is compressed, and takes more than 1 MiB in memory; write it uncompressed"):
+    with pytest.raises(ConfigError, match=r"compressed.*more than 1 MiB"):
         open_source("arrow", path=path)
 
 

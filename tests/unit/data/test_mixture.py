@@ -81,7 +81,7 @@ def test_saved_mixture_loads_unchanged(mixed: Any) -> None:
 
 def test_held_out_rows_have_no_weights(mixed: Any) -> None:
     held_out = MIXED.replace("[data", "[eval.data")
-    with pytest.raises(ConfigError, match=r"eval\.data: mixture\.a\.weight has no effect: the first held-out rows"):
+    with pytest.raises(ConfigError, match=r"eval\.data: mixture\.a\.weight has no effect"):
         mixed(more=held_out)
 
 
@@ -98,7 +98,7 @@ def test_epochs_of_a_mixture_end_as_the_setting_says(mixed: Any, settings: tuple
 
 def test_mixture_that_never_ends_is_refused_with_the_remedy(mixed: Any) -> None:
     more = CURRICULUM.format(2, "b = 1")
-    with pytest.raises(ConfigError, match=r"leave out a source that has rows left, .*set run\.steps in place"):
+    with pytest.raises(ConfigError, match=r"rows left, .*set run\.steps"):
         with_epochs(mixed("data.stop=all", more=more))
 
 

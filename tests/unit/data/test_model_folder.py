@@ -13,6 +13,7 @@ from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import measure, prepare
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError
+from tests.support.messages import assert_says
 
 BODY: dict[str, Any] = {
     "hidden_size": 32,
@@ -52,7 +53,7 @@ def test_parameters_of_stored_weights_are_read_from_their_headers(tmp_path: Path
 @pytest.mark.parametrize("text", ["{}", "x", "[]", '{"vocab_size": 3}'])
 def test_folder_with_an_invalid_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.json is not the config of a language model"):
+    with pytest.raises(ConfigError, match=r"config\.json is not .*language model"):
         measure(tmp_path)
 
 
@@ -62,7 +63,7 @@ def test_a_size_that_is_no_positive_integer_is_refused(tmp_path: Path, value: ob
     path.write_text(json.dumps(BODY | {"model_type": "llama", "hidden_size": value}))
     with pytest.raises(ConfigError) as caught:
         measure(tmp_path)
-    assert str(caught.value) == f"{path}: hidden_size = {value!r} must be a whole number above 0"
+    assert_says(caught.value, path, f"hidden_size = {value!r}", "above 0")
 
 
 def test_a_misspelled_field_is_named(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_misspelled_field_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         measure(tmp_path)
     reason = "it has no 'intermediate_size'; rename 'intermidiate_size'"
-    assert str(caught.value) == f"{path} is not the config of a language model: {reason}"
+    assert_says(caught.value, path, "language model", reason)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
@@ -81,9 +82,12 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ConfigError) as caught:
         measure(tmp_path)
-    assert str(caught.value) == (
-        f"model.path {tmp_path} lacks model-1.safetensors, model-2.safetensors, which model.safetensors.index.json "
-        "names; download it again"
+    assert_says(
+        caught.value,
+        f"model.path {tmp_path}",
+        "model-1.safetensors, model-2.safetensors",
+        "model.safetensors.index.json",
+        "download",
     )
 
 
@@ -92,7 +96,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BODY | {"model_type": "llama"}))
     shard = tmp_path / "model.safetensors"
     shard.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"^{shard} is no safetensors file .*; download it again$"):
+    with pytest.raises(ConfigError, match=f"^{shard} is no safetensors file"):
         measure(tmp_path)
 
 
@@ -116,9 +120,7 @@ def test_architecture_is_written_as_a_model_folder(tmp_path: Path) -> None:
     prepare(run_config(model=model), tmp_path / "model")
     assert (tmp_path / "model" / "config.json").read_bytes() == before
     small = {"architecture": body | {"vocab_size": 2}, "tokenizer": {"alphabet": "01#"}}
-    with pytest.raises(
-        ConfigError, match=r"model\.architecture\.vocab_size is 2, the tokenizer has 4 ids; leave it out"
-    ):
+    with pytest.raises(ConfigError, match=r"model\.architecture\.vocab_size is 2.* 4 ids"):
         prepare(run_config(model=small), tmp_path / "small")
 
 

@@ -158,9 +158,7 @@ def test_a_file_without_a_good_row_is_a_config_error_that_lists_its_fields(tmp_p
     said = r"^data.path = .*not one of 5 rows is good: .*line 1: no field 'prompt'; fields found: question, solution; "
     with pytest.raises(ConfigError, match=said + r"set data.fields.prompt.* \(and 2 more\)"):
         open_source("jsonl", path=jsonl_of(tmp_path, *rows))
-    with pytest.raises(
-        ConfigError, match=r"no column 'prompt'; columns found: question, solution; set data.fields.prompt"
-    ):
+    with pytest.raises(ConfigError, match=r"'prompt'.*question, solution; set data.fields.prompt"):
         open_source("parquet", path=parquet_of(tmp_path, rows))
 
 
@@ -170,7 +168,7 @@ def test_a_file_that_is_not_parquet_is_a_config_error(tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data.kind = 'csv' is not a known data source"):
+    with pytest.raises(ConfigError, match=r"data.kind = 'csv' is not a known"):
         open_source("csv")
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError
+from tests.support.messages import assert_says
 
 ALPHABET = "0123456789>#\n é数🙂"
 
@@ -61,10 +62,7 @@ def test_unknown_character_is_named_with_its_position(
 ) -> None:
     with pytest.raises(RowError) as caught:
         tokenizer.encode(text)
-    assert str(caught.value) == (
-        f"character {character!r} at position {position} of {shown!r} is not in the model's alphabet; add it to "
-        "model.tokenizer.alphabet, or correct the row"
-    )
+    assert_says(caught.value, f"{character!r} at position {position}", repr(shown), "model.tokenizer.alphabet")
 
 
 def test_text_outside_of_the_alphabet_is_no_token(tokenizer: Tokenizer) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from relax_actors.data.tool_call import ToolCall, ToolFormat, format_of
 from relax_actors.data.tool_call_parsers import MAX_CALLS
 from relax_actors.data.tool_calls import parse_answer, split_reasoning
+from tests.support.messages import assert_says
 from tests.support.tool_calls import write_calls
 
 TEXT = {"type": "string"}
@@ -144,11 +145,7 @@ def test_malformed_call_is_explained_to_the_model(tool_format: ToolFormat, text:
 
 def test_whole_message_of_a_malformed_call() -> None:
     (bad,) = parse_answer("<tool_call>{]</tool_call>", ToolFormat.HERMES).malformed
-    assert bad.error == (
-        "the tool call '<tool_call>{]</tool_call>' cannot be made: it is not valid JSON (Expecting property name "
-        'enclosed in double quotes at character 2); write <tool_call>\n{"name": <name>, "arguments": '
-        "{<name>: <value>}}\n</tool_call>"
-    )
+    assert_says(bad.error, "<tool_call>{]</tool_call>", "not valid JSON", "character 2", '"arguments"')
 
 
 def test_good_calls_beside_a_malformed_one_and_too_many_calls() -> None:

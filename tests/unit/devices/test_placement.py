@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_actors.devices.placement import Need, needs_of_actors, place, shown
+from tests.support.messages import assert_says
 
 EIGHT = tuple(range(8))
 
@@ -41,7 +42,7 @@ def test_gpus_that_are_set_are_kept_for_their_actor() -> None:
     needs = [*actors("trainer", 1), *actors("rollout", 2, 2, first=0)]
     assert place(needs, EIGHT).gpus == {"rollout.0": (0, 1), "rollout.1": (2, 3), "trainer.0": (4,)}
     (problem,) = place(actors("trainer", 1, first=9, is_required=True), EIGHT).problems.values()
-    assert "from number 9 on; this node has 8 GPUs (GPUs 0 to 7)" in problem
+    assert_says(problem, "number 9", "8 GPUs (GPUs 0 to 7)")
 
 
 def test_roles_of_a_group_share_its_gpus_and_no_others() -> None:
@@ -59,7 +60,7 @@ def test_roles_of_a_group_may_be_set_to_one_gpu() -> None:
 
 def test_an_actor_waits_for_a_gpu_in_use_and_does_not_compute_on_the_cpu_instead() -> None:
     (problem,) = place(actors("trainer", 1), (0,), taken={0: "is held by run x"}).problems.values()
-    assert "this node has 1 GPU (GPU 0): GPU 0 is held by run x" in problem
+    assert_says(problem, "1 GPU (GPU 0)", "held by run x")
     found = place(actors("rollout", 3), (0, 1), taken={0: "is in use"})
     assert (found.gpus, found.on_cpu) == ({"rollout.0": (1,)}, ("rollout.2",))
     assert list(found.problems) == ["rollout.1"]

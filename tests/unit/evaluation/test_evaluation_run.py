@@ -60,15 +60,15 @@ def test_a_digest_follows_from_what_answers_depend_on(tmp_path: Path) -> None:
 
 def test_a_configuration_without_sets_and_an_unknown_set_are_refused() -> None:
     tree = load_tree(EVAL)
-    with pytest.raises(ConfigError, match="eval has no set 'easy'; its sets are greedy, drawn"):
+    with pytest.raises(ConfigError, match="no set 'easy'; its sets are greedy, drawn"):
         evaluation_tree(tree, None, ["easy"], "run.toml")
-    with pytest.raises(ConfigError, match=r"run.toml: it has no held-out prompts to evaluate; add them"):
+    with pytest.raises(ConfigError, match=r"run.toml: .*no held-out prompts"):
         evaluation_tree({name: own for name, own in tree.items() if name != "eval"}, None, [], "run.toml")
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="'nothing' is no folder, and runs/nothing holds no run"):
+    with pytest.raises(ConfigError, match="'nothing' is no folder"):
         model_folder("nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"not a model folder: it has no config\.json"):

@@ -93,7 +93,7 @@ def test_damaged_file_is_decoded_or_refused_with_its_name(name: str) -> None:
 def test_stream_whose_codec_nobody_knows_is_refused(name: str, codec: bytes, replaced: bytes) -> None:
     assert codec in file_of(name)
     source = Source(file_of(name).replace(codec, replaced), "row 5", LIMITS)
-    with pytest.raises(RowError, match=r"^row 5: stream 0 of the file has no codec that is read"):
+    with pytest.raises(RowError, match=r"^row 5: stream 0 .*codec"):
         decode(name, source)
 
 

@@ -16,6 +16,7 @@ from relax_actors.media.resample import resample
 from relax_actors.media.source import Source
 from tests.support.media_files import frames_of, image_file, picture, sound_file, tone, video_file, wav_file
 from tests.support.media_models import family
+from tests.support.messages import assert_says
 
 OMNI = family("qwen3_omni_moe_thinker")
 
@@ -86,7 +87,7 @@ def test_part_of_a_sound() -> None:
     data = wav_file(tone(3.0))
     part = features(data, start=1.0, end=2.0)
     assert np.array_equal(part.array, features(wav_file(tone(3.0)[16_000:32_000])).array)
-    assert message(data, start=4.0) == "a.wav: the part from 4 s on has no sound: it lasts 3.0 s"
+    assert_says(message(data, start=4.0), "a.wav", "4 s", "lasts 3.0 s")
 
 
 def test_lower_rate_narrows_the_band() -> None:
@@ -97,7 +98,7 @@ def test_lower_rate_narrows_the_band() -> None:
     assert np.abs(wide[5:20] - narrow[5:20]).mean() < 0.1
     with pytest.raises(ConfigError) as caught:
         features(wav_file(noise), AudioSection(sample_rate=44_100))
-    assert str(caught.value) == "audio.sample_rate = 44100 must lie between 1 and the model's rate of 16000"
+    assert_says(caught.value, "audio.sample_rate = 44100", "16000")
 
 
 def test_encoder_of_qwen2_audio_gets_its_padding() -> None:
@@ -112,32 +113,32 @@ def test_encoder_of_qwen2_audio_gets_its_padding() -> None:
 
 def test_bad_sounds_are_refused() -> None:
     data = wav_file(tone(5.0))
-    assert message(image_file(picture())) == "a.wav: a sound is expected, and this is a png image"
+    assert_says(message(image_file(picture())), "a.wav", "png")
     assert message(video_file(frames_of(3))) == "a.wav: the file has no sound"
-    assert message(wav_file(tone(0.01))) == "a.wav: 10 ms of sound are too short; the model needs 30 ms"
+    assert_says(message(wav_file(tone(0.01))), "a.wav", "10 ms", "30 ms")
     assert message(wav_file(tone(0.0))) == "a.wav: the sound has no samples"
     slow = "a.wav: a sample rate of 500 Hz is outside 1000 to 384000 Hz; convert the sound"
     assert message(wav_file(tone(1.0), 500)) == slow
     cut = message(data[: len(data) // 2])
-    assert cut == "a.wav: the file is truncated: it has 80022 bytes of 160044"
+    assert_says(cut, "a.wav", "truncated", "80022", "160044")
 
 
 def test_too_long_sound_is_refused_before_decoding() -> None:
     with pytest.raises(RowError) as caught:
         process(wav_file(tone(5.0)), "audio", OMNI, MediaSection(limits=LimitsSection(max_seconds=3)), name="a.wav")
-    assert str(caught.value) == "a.wav: 5.0 s exceed the limit of 3 s; shorten it or raise the limit"
+    assert_says(caught.value, "a.wav", "5.0 s", "limit of 3 s", "raise the limit")
 
 
 def test_the_end_of_a_part_does_not_raise_the_limit() -> None:
     data = sound_file(tone(5.0), 16_000, "adts", "aac")
-    with pytest.raises(RowError, match=r"^a\.wav: .* s exceed the limit of 3 s; shorten it or raise the limit$"):
+    with pytest.raises(RowError, match=r"^a\.wav: .* limit of 3 s; shorten"):
         decode_audio(Source(data, "a.wav", LimitsSection(max_seconds=3)), AudioSection(), (0.0, 1e9))
 
 
 def test_models_without_ears_take_no_sound() -> None:
     with pytest.raises(RowError) as caught:
         process(wav_file(tone()), "audio", family("qwen3_vl"), MediaSection(), name="a.wav")
-    assert str(caught.value) == "a.wav: a qwen3_vl model takes no audio; it takes image, video"
+    assert_says(caught.value, "a.wav", "qwen3_vl", "audio", "image, video")
 
 
 @pytest.mark.slow

@@ -6,18 +6,26 @@ import struct
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from relax_actors.config.media import ImageSection, LimitsSection, MediaSection
-from relax_actors.errors import RowError, SlowRowError
-from relax_actors.media import process
+from relax_actors.errors import ConfigError, RowError, SlowRowError
+from relax_actors.media import expand, family_of, process
 from relax_actors.media.decode_image import decode_image
+from relax_actors.media.normalise import pixel_values, tiles_of
 from relax_actors.media.source import Source
 from tests.support.media_files import frames_of, gif_file, image_file, picture, tone, video_file, wav_file
 from tests.support.media_models import family
+from tests.support.messages import assert_says
+from tests.support.tiny_media_models import HALF_TURNED, TEXT, TILES, VISION_GLM
 
 PICTURE = picture()
 
@@ -111,6 +119,65 @@ def test_image_of_an_animation_is_its_first_frame() -> None:
     assert np.abs(pixels.astype(int) - PICTURE).mean() < 12
 
 
+@pytest.mark.parametrize("size", [(40, 30), (9, 5), (300, 200), (61, 911)])
+def test_images_and_positions_of_glm4v_are_those_of_transformers(tmp_path: Path, size: tuple[int, int]) -> None:
+    theirs: Any = transformers
+    config = theirs.Glm4vConfig(
+        image_token_id=0,
+        vision_start_token_id=1,
+        vision_end_token_id=2,
+        text_config=TEXT | {"rope_parameters": HALF_TURNED, "vocab_size": 8},
+        vision_config=VISION_GLM,
+    )
+    limits = {"shortest_edge": 2000, "longest_edge": 40_000}
+    processor = theirs.Glm4vImageProcessor(patch_size=8, size=limits)
+    for one in (config, processor):
+        one.save_pretrained(tmp_path)
+    of, image = family_of(tmp_path), picture(*size)
+    assert of is not None and of.vision is not None  # noqa: PT018 a model that sees
+    assert of.kinds == ("image",)
+    (found,) = process(image_file(image, "PNG"), "image", of, MediaSection())
+    expected = processor(images=[image], return_tensors="pt")
+    assert [found.grid.tolist()] == expected["image_grid_thw"].tolist()
+    pixels = pixel_values(torch.from_numpy(found.array), of.vision)
+    torch.testing.assert_close(pixels, expected["pixel_values"], atol=1e-5, rtol=0)
+    placed = expand(np.array([4, 1, 0, 2, 5], np.int32), [found], of, Tokenizer(WordLevel()))
+    tokens = torch.from_numpy(placed.tokens).long()[None]
+    of_model = theirs.Glm4vModel(config).get_rope_index
+    positions, delta = of_model(tokens, (tokens == 0).int(), expected["image_grid_thw"])
+    np.testing.assert_array_equal(placed.positions, positions[:, 0])
+    assert placed.delta == float(delta)
+    with pytest.raises(RowError, match="a glm4v model takes no video; it takes image"):
+        process(image_file(image, "PNG"), "video", of, MediaSection())
+
+
+@pytest.mark.parametrize("size", [(40, 30), (9, 5), (300, 200), (61, 911), (128, 64)])
+def test_tiles_of_internvl_are_those_of_transformers(tmp_path: Path, size: tuple[int, int]) -> None:
+    theirs: Any = transformers
+    text = {"model_type": "qwen2"} | TEXT | {"vocab_size": 8}
+    config = theirs.InternVLConfig(
+        image_token_id=0, vision_start_token_id=1, vision_end_token_id=2, text_config=text, vision_config=TILES
+    )
+    processor = theirs.GotOcr2ImageProcessor(
+        size={"height": 32, "width": 32}, crop_to_patches=True, max_patches=6, image_mean=[0.4, 0.5, 0.6]
+    )
+    for one in (config, processor):
+        one.save_pretrained(tmp_path)
+    of, image = family_of(tmp_path), picture(*size)
+    assert of is not None and of.vision is not None  # noqa: PT018 a model that sees
+    (found,) = process(image_file(image, "PNG"), "image", of, MediaSection())
+    expected = processor(images=[image], return_tensors="pt")
+    tiles = tiles_of(pixel_values(torch.from_numpy(found.array), of.vision), of.vision)
+    torch.testing.assert_close(tiles, expected["pixel_values"], atol=1e-5, rtol=0)
+    placed = expand(np.array([4, 0, 5], np.int32), [found], of, Tokenizer(WordLevel()))
+    count = 4 * len(tiles)  # a token for four of the 16 patches of a tile
+    assert placed.tokens.tolist() == [4, 1, *[0] * count, 2, 5]
+    assert (placed.starts, placed.counts, placed.delta) == ((2,), (count,), 0)
+    assert placed.positions.tolist() == [list(range(count + 4))] * 3
+    with pytest.raises(ConfigError, match="have no effect with a model of type internvl"):
+        process(image_file(image, "PNG"), "image", of, MediaSection(image=ImageSection(max_pixels=4096)))
+
+
 @pytest.mark.parametrize("size", [(1, 1), (1, 150), (3, 5), (37, 911), (4000, 3000)])
 def test_images_of_any_size_become_whole_tokens(size: tuple[int, int]) -> None:
     of = family("qwen3_vl")
@@ -133,7 +200,7 @@ def test_sides_become_multiples_of_the_setting() -> None:
 def test_too_narrow_image_is_refused() -> None:
     with pytest.raises(RowError) as caught:
         process(image_file(picture(1, 201)), "image", family("qwen3_vl"), MediaSection(), name="a.png")
-    assert str(caught.value) == "a.png: 201 x 1 pixels: one side is more than 200 times the other; crop it"
+    assert_says(caught.value, "a.png", "201 x 1", "200", "crop")
 
 
 def bomb_png(width: int, height: int) -> bytes:
@@ -183,8 +250,8 @@ def test_truncated_image_is_refused(kind: str, part: float) -> None:
 
 def test_other_kinds_of_files_are_named() -> None:
     other = "an image is expected, and this is"
-    assert message(wav_file(tone())) == f"a.png: {other} a wav file or cut off in its header"
-    assert message(video_file(frames_of(2))) == f"a.png: {other} a mp4 file or cut off in its header"
+    assert_says(message(wav_file(tone())), "a.png", other, "wav")
+    assert_says(message(video_file(frames_of(2))), "a.png", other, "mp4")
     known = "no PNG, JPEG, GIF, WebP, TIFF or BMP"
     assert message(b"hello, I am a text") == f"a.png: {other} {known} or cut off in its header"
 
@@ -193,7 +260,7 @@ def test_missing_empty_and_large_files_are_refused(tmp_path: Path) -> None:
     of, path = family("qwen3_vl"), tmp_path / "a.png"
     with pytest.raises(RowError) as caught:
         process(path, "image", of, MediaSection())
-    assert str(caught.value) == f"{path}: cannot be read: No such file or directory"
+    assert_says(caught.value, path, "No such file")
     path.touch()
     with pytest.raises(RowError) as caught:
         process(path, "image", of, MediaSection())
@@ -201,7 +268,7 @@ def test_missing_empty_and_large_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(image_file(PICTURE, "BMP"))
     with pytest.raises(RowError) as caught:
         process(path, "image", of, MediaSection(limits=LimitsSection(max_bytes=100)))
-    assert str(caught.value) == f"{path}: 14454 bytes exceed the limit of 100 bytes; reduce it or raise the limit"
+    assert_says(caught.value, path, "14454", "100 bytes", "raise the limit")
 
 
 def test_deadline_ends_decoding() -> None:
@@ -232,9 +299,7 @@ def test_damaged_bytes_end_with_an_image_or_a_reason() -> None:
 @pytest.mark.parametrize("settings", [{"min_pixels": 10**12, "max_pixels": 10**12}, {"multiple": 16 << 20}])
 def test_settings_that_enlarge_an_image_without_bound_are_refused(settings: dict[str, int]) -> None:
     chosen = MediaSection(image=ImageSection(**settings))
-    with pytest.raises(
-        RowError, match=r"^a\.png: its settings enlarge it to \d+ x \d+ pixels, more than the limit of "
-    ):
+    with pytest.raises(RowError, match=r"^a\.png: .*\d+ x \d+ pixels, more than the limit of "):
         process(image_file(PICTURE), "image", family("qwen3_vl"), chosen, name="a.png")
 
 
@@ -249,4 +314,4 @@ def test_a_repeated_tag_of_a_tiff_does_not_hide_its_size() -> None:
     data[4:8] = struct.pack("<I", len(data))
     limits = LimitsSection(max_pixels=PICTURE.shape[0] * PICTURE.shape[1] - 1)
     said = message(bytes(data) + table, limits)
-    assert said == "a.png: 80 x 60 pixels exceed the limit of 4799 pixels; reduce it or raise the limit"
+    assert_says(said, "a.png", "80 x 60", "4799", "raise the limit")

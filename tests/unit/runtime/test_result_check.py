@@ -153,13 +153,11 @@ def test_result_that_does_not_fit_names_its_role(
 
 def test_advantages_fit_the_token_rewards_that_they_are_computed_from(tmp_path: Path) -> None:
     check(tmp_path, "advantage", Advantage(FLOATS, 0.3, lengths=TOKEN_REWARD.lengths), reads="token reward")
-    with pytest.raises(
-        RowError, match=r"returned 5 advantages for column advantage of group\.1\.2; expected 3, one per"
-    ):
+    with pytest.raises(RowError, match=r"5 advantages for column advantage of group\.1\.2; expected 3"):
         check(tmp_path, "advantage", Advantage(FLOATS[:5], 0.3), reads="token reward")
 
 
 def test_role_that_reads_rewards_only_is_checked_against_them(tmp_path: Path) -> None:
     check(tmp_path, "shaped", [1.0, 2.0, 3.0], SHAPED, reads="reward")
-    with pytest.raises(RowError, match=r"returned 2 numbers for column shaped of group\.1\.2; expected 3, one"):
+    with pytest.raises(RowError, match=r"2 numbers for column shaped of group\.1\.2; expected 3"):
         check(tmp_path, "shaped", [1.0, 2.0], SHAPED, reads="reward")

@@ -10,6 +10,7 @@ import pytest
 from relax_actors.config import load_config
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
+from tests.support.messages import assert_says
 from tests.support.running import TINY
 
 
@@ -21,10 +22,7 @@ def test_folder_of_an_earlier_schema_is_refused(tmp_path: Path) -> None:
     folder.config.write_text(json.dumps({name: value for name, value in body.items() if name != "schema"}))
     with pytest.raises(ConfigError) as caught:
         folder.load_config()
-    assert str(caught.value) == (
-        f"run folder {tmp_path} was written with cell schema 1; this version reads schema 3. Finish that run with the "
-        "version that began it, or set another run.name"
-    )
+    assert_says(caught.value, tmp_path, "schema 1", "schema 3", "run.name")
 
 
 def test_damaged_configuration_is_named(tmp_path: Path) -> None:
@@ -32,7 +30,4 @@ def test_damaged_configuration_is_named(tmp_path: Path) -> None:
     folder.config.write_text('{"schema"')
     with pytest.raises(ConfigError) as caught:
         folder.load_config()
-    assert str(caught.value) == (
-        f"{folder.config} cannot be read: Expecting ':' delimiter: line 1 column 10 (char 9); restore it, or set "
-        "another run.name"
-    )
+    assert_says(caught.value, folder.config, "line 1 column 10", "restore it", "run.name")

@@ -20,9 +20,7 @@ from tests.support.running import SUPPORT
 
 
 def test_public_address_needs_a_token_and_tls() -> None:
-    with pytest.raises(
-        ValueError, match=r"can be reached from other machines: set gateway\.token_file, gateway\.certif"
-    ):
+    with pytest.raises(ValueError, match=r"other machines: set gateway\.token_file"):
         GatewaySection(host="0.0.0.0")  # noqa: S104 refused
     with pytest.raises(ValueError, match="come together; set both or none"):
         GatewaySection(certificate=Path("cert.pem"))
@@ -31,7 +29,7 @@ def test_public_address_needs_a_token_and_tls() -> None:
 
 
 def test_agent_is_a_command_or_a_function() -> None:
-    with pytest.raises(ValueError, match=r"agent\.command and agent\.function exclude each other; set one of them"):
+    with pytest.raises(ValueError, match=r"agent\.command and agent\.function exclude each other"):
         AgentSection(command=["true"], function="a.b")
 
 
@@ -51,10 +49,10 @@ def test_token_file_is_private_and_its_tokens_are_long(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("short\n")
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match=rf"^gateway\.token_file {path} may be read by other users \(mode 044\); run"):
+    with pytest.raises(ConfigError, match=rf"^gateway\.token_file {path} .*mode 044"):
         read_tokens(path)
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match=r"needs tokens of at least 16 ASCII characters, one a line$"):
+    with pytest.raises(ConfigError, match=r"at least 16 ASCII characters"):
         read_tokens(path)
     path.write_text("a" * 16 + "\n\n" + "b" * 20 + "\n")
     assert read_tokens(path) == ("a" * 16, "b" * 20)
@@ -105,8 +103,8 @@ def test_result_of_an_agent_is_checked(tmp_path: Path) -> None:
 
 
 def test_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^agent\.command 'no-such-agent' is no program; name one on the PATH, or"):
+    with pytest.raises(ConfigError, match=r"^agent\.command 'no-such-agent' is no program"):
         Program(["no-such-agent"], None, {}, 1).check()
-    with pytest.raises(ConfigError, match=r"is no folder; create it, or leave it out$"):
+    with pytest.raises(ConfigError, match=r"is no folder; create it"):
         Program([sys.executable], tmp_path / "absent", {}, 1).check()
     Program([Path(sys.executable).name], tmp_path, {"PATH": os.path.dirname(sys.executable)}, 1).check()  # noqa: PTH120

@@ -16,6 +16,7 @@ from relax_actors.sessions.dialogue import Dialogue
 from relax_actors.sessions.forest import Forest
 from relax_actors.sessions.service import Refused
 from tests.support.chat_folder import make_chat_folder
+from tests.support.messages import assert_says
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
 CHANGED = (
@@ -96,10 +97,7 @@ def test_conversation_with_other_settings_of_the_template_is_refused(talk: Talk)
     talk.answer(said("a"), "b")
     with pytest.raises(Refused) as caught:
         talk.plan(said("a", "b", "c"), {"enable_thinking": False})
-    assert caught.value.answer.detail == (
-        "messages[1] was given to a conversation with other tools or chat_template_kwargs "
-        "in this session; send the same ones with each request of a conversation"
-    )
+    assert_says(caught.value.answer.detail, "messages[1]", "chat_template_kwargs", "send the same")
     assert talk.plan(said("a"), {"enable_thinking": False}).parent == ROOT
 
 

@@ -111,7 +111,7 @@ def test_repeated_request_gets_its_own_answer() -> None:
 
 def test_turn_of_an_unknown_parent_is_refused() -> None:
     empty = np.zeros(0, np.int32)
-    with pytest.raises(ValueError, match=r"^turn 0 of a session continues turn 3, which does not exist$"):
+    with pytest.raises(ValueError, match=r"^turn 0 .*turn 3, which does not exist"):
         Forest().add(Turn(3, empty, empty, empty, empty, asked="a", state="b"))
 
 

@@ -119,7 +119,7 @@ def test_call_out_of_bounds_is_refused(fields: dict[str, Any], why: str) -> None
 
 
 def test_forged_cells_of_sessions_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^state of sample 0 has a number that is negative or not finite$"):
+    with pytest.raises(ValueError, match=r"^state of sample 0 .*not finite$"):
         SessionState(0, 0, "stop", float("nan"))
     with pytest.raises(ValueError, match=r"^reason 'won' of sample 0 is unknown$"):
         SessionState(0, 0, "won")

@@ -13,8 +13,7 @@ from relax_actors.data.trace_maker import checked_text
 from relax_actors.messages import TokenSequence
 from relax_actors.traces import TraceError, trajectory_of
 from relax_actors.traces.formats import FORMATS, trace_of
-from relax_actors.traces.write import write_traces
-from tests.support.traces import digits, own
+from tests.support.traces import digits, own, write_traces
 
 IMAGE = [{"type": "text", "text": "look"}, {"type": "image", "source": {"path": "a.png"}}]
 

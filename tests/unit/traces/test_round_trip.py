@@ -19,9 +19,7 @@ from relax_actors.messages import Trajectory
 from relax_actors.traces import Trace, trajectory_of
 from relax_actors.traces.exact_json import dumps
 from relax_actors.traces.formats import FORMATS, trace_of
-from relax_actors.traces.model import same_trace
-from relax_actors.traces.write import write_traces
-from tests.support.traces import rows
+from tests.support.traces import rows, same_trace, write_traces
 
 ENDINGS = {"atif": "jsonl", "verifiers": "jsonl", "openenv": "jsonl", "parquet": "parquet"}
 

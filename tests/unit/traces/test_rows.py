@@ -17,8 +17,7 @@ from relax_actors.data.traces import open_traces
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import MediaSource
 from relax_actors.traces import Trace, TraceError
-from relax_actors.traces.write import write_traces
-from tests.support.traces import digits, own
+from tests.support.traces import digits, own, write_traces
 
 
 def written(folder: Path, *traces: Trace) -> Any:

@@ -1,4 +1,4 @@
-"""Rules about the log-probs of the rollout beside the trainer's, and about the distance of policies."""
+"""Rules about log-probs of rollout and trainer, and the distance of policies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOW_SHARE = 0.3
 
 
 def on_policy(seen: Observations) -> dict[int, dict[str, float]]:
-    """Return the steps whose rows were sampled by the weights that they train, if each is one update."""
+    """Return the steps that train rows of their own weights, if each is one update."""
     if _is_taught(seen):
         return {}
     updates = int(seen.setting("trainer.minibatches", 1)) * int(seen.setting("trainer.epochs", 1))
@@ -51,7 +51,7 @@ def engines_disagree(seen: Observations) -> Iterator[Finding]:
     "verl-project/verl#7495",
 )
 def weights_not_refreshed(seen: Observations) -> Iterator[Finding]:
-    """Find engines that agreed on the first weights and agree on no later ones, or a mismatch that only grows."""
+    """Find engines that agree on the first weights alone, or a mismatch that only grows."""
     exact = on_policy(seen)
     series = seen.series("abs_delta", of=exact if len(exact) >= STEPS else _most_frequent(seen))
     compared = ends(series, least=2)

@@ -19,7 +19,7 @@ SKEW_SECONDS, SKEW_MESSAGES = 5.0, 10
 
 @rule("An actor crashes again and again with the same error.")
 def restart_loop(seen: Observations) -> Iterator[Finding]:
-    """Count the crashes of an actor with one error within the last ten minutes; kills from outside do not count."""
+    """Count an actor's equal crashes in ten minutes; kills from outside do not count."""
     crashes: dict[tuple[str, str], list[float]] = {}
     for event in seen.events:
         if event.kind == "crashed" and not event.external:

@@ -55,7 +55,7 @@ def disk_fills(seen: Observations) -> Iterator[Finding]:
 
 
 def _levels(readings: Sequence[Reading], figure: str) -> list[float]:
-    """Return the median of a figure in successive parts of the readings; empty if they do not reach back far enough."""
+    """Return the median of a figure in parts of the readings; empty if they are short."""
     known = [(k, reading.figures[figure]) for k, reading in enumerate(readings) if figure in reading.figures]
     if len(known) < 5 * PARTS or readings[-1].time - readings[0].time < LONG_SECONDS:
         return []

@@ -40,7 +40,7 @@ def never_ends(seen: Observations) -> Iterator[Finding]:
 
 @rule("Most samples are cut at the limit of tokens.")
 def length_at_cap(seen: Observations) -> Iterator[Finding]:
-    """Find steps in which most samples are truncated, although samples ended by themselves before."""
+    """Find steps with mostly truncated samples, although samples ended before."""
     last, first = seen.series("truncated")[-10:], seen.series("truncated")[:FIRST]
     if not is_sampled(seen) or len(last) < STEPS or level(last) < AT_CAP or level(first) >= NEVER:
         return

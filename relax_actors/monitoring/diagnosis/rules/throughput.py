@@ -47,7 +47,7 @@ BETWEEN = (
 
 
 def starved_share(seen: Observations) -> float | None:
-    """Return the share of the last steps in which the trainer waited for rows; None with too few steps."""
+    """Return the share of last steps in which the trainer waited; None with few steps."""
     last = sorted(seen.steps)[2:][-50:]  # the first steps wait for engines that load
     known = [seen.steps[step] for step in last if "starved_seconds" in seen.steps[step]]
     total = sum(figures.get("waited_seconds", 0.0) + figures.get("train_seconds", 0.0) for figures in known)
@@ -57,7 +57,7 @@ def starved_share(seen: Observations) -> float | None:
 
 
 def busy_share(seen: Observations, role: str) -> float | None:
-    """Return the mean share of time in which the actors of a role handled rows; None with too few readings."""
+    """Return the mean share of time in which a role's actors worked; None if unknown."""
     of_role = [readings for name, readings in seen.actors.items() if name.rpartition(".")[0] == role]
     shares = [reading.figures.get("busy", 0.0) for readings in of_role for reading in list(readings)[3:][-60:]]
     return statistics.fmean(shares) if len(shares) >= SECONDS else None

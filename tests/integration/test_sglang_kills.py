@@ -1,0 +1,178 @@
+"""SGLang servers that are killed or hang: samples continue, and nothing of a server is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from relax_actors.engines.sglang.backend import SEGMENTS
+from relax_actors.errors import ActorError
+from relax_actors.isolation.janitor import COMMAND, is_janitor, segments
+from relax_actors.isolation.proc import command, processes
+from tests.conformance.base.inference_engine import pairs_of
+from tests.integration.test_sglang import LONG, REQUESTS, STRINGS, shards
+from tests.support.batches import silent
+from tests.support.models import STOP, check_logprobs, request_of
+from tests.support.running import wait_until
+from tests.support.sglang_servers import DENSE, Kept, config_of, engine_of, members, skip_if_missing
+
+skip_if_missing()
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    kept = Kept(config_of(tmp_path_factory.mktemp("run"), DENSE, run={"deterministic": True}))
+    yield kept
+    kept.close()
+
+
+def test_the_next_incarnation_after_a_crash_finds_the_server_with_its_weights(kept: Kept, tmp_path: Path) -> None:
+    print_of, (shard,) = shards(kept, tmp_path)
+    with engine_of(kept) as engine:
+        engine.load(6, print_of, [shard])
+    record, log, starts = kept.record, kept.folder.log("server.0"), kept.starts
+    script = (
+        "import sys, numpy as np, pathlib\n"
+        "from relax_actors.engines.protocols import GenerationRequest\n"
+        "from relax_actors.engines.sglang.connection import SglangSettings\n"
+        "from relax_actors.engines.sglang.engine import SglangEngine\n"
+        "from relax_actors.engines.sglang.weight_loaders import DiskLoader\n"
+        "from relax_actors.engines.protocols.server import ServerRecord\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "find = lambda: ServerRecord.load(path)\n"
+        "settings = SglangSettings(512, rows=1, patience=60, stall=60)\n"
+        "engine = SglangEngine(find, DiskLoader(path.with_suffix('')), settings)\n"
+        "engine.load(6, sys.argv[2], [pathlib.Path(sys.argv[3])])\n"
+        "tokens = np.array([1, 2], np.int32)\n"
+        "request = GenerationRequest(tokens, 1, 4, 1.0, 1.0, 500, frozenset())\n"
+        "engine.generate([request], lambda: print('generating', flush=True))\n"
+    )
+    command = [sys.executable, "-c", script, str(kept.folder.server(0)), print_of, str(shard)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as life:
+        assert life.stdout is not None
+        assert "generating" in life.stdout.readline()
+        life.kill()
+    loads = log.read_text().count("Start update_weights")
+    with engine_of(kept) as engine:
+        engine.load(6, print_of, [shard])
+        made = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
+        check_logprobs(kept.config, made, {6: 1.0}, 1e-5)
+    assert kept.record == record
+    assert log.read_text().count("Start update_weights") == loads
+    assert kept.starts == starts
+
+
+@pytest.mark.parametrize("part", ["scheduler", "engines.sglang.launch", "supervision.inference_server"])
+def test_samples_continue_after_the_server_is_killed(kept: Kept, tmp_path: Path, part: str) -> None:
+    with engine_of(kept) as engine:
+        engine.load(3, *shards(kept, tmp_path))
+        life, grown, lengths = kept.record.instance, 0, []
+
+        def progress() -> None:
+            nonlocal grown
+            grown += 1
+            if grown == 2:
+                kept.kill(part)
+                lengths.extend(len(sample) for sample in engine.rows.samples)
+
+        made = pairs_of(LONG, engine.generate(LONG, progress))
+        assert engine.losses == 1
+        assert min(lengths) > 0
+        assert kept.record.instance != life
+        for _, sample in made:
+            assert len(sample.tokens) == 450
+            assert set(sample.versions) == {3}
+        check_logprobs(kept.config, made, {3: 1.0}, 5e-5)
+
+
+def test_a_hung_server_is_killed_and_restarted(kept: Kept, tmp_path: Path) -> None:
+    with engine_of(kept, stall=2.0) as engine:
+        engine.load(3, *shards(kept, tmp_path))
+        grown = 0
+
+        def progress() -> None:
+            nonlocal grown
+            grown += 1
+            if grown == 2:
+                (pid,) = [pid for pid, title in kept.processes().items() if "scheduler" in title]
+                os.kill(pid, signal.SIGSTOP)
+
+        (group,) = engine.generate(LONG, progress)
+        assert [len(sample.tokens) for sample in group] == [450] * 4
+        assert engine.losses == 1
+
+
+def test_without_a_server_the_engine_gives_up_and_blames_no_row(kept: Kept, tmp_path: Path) -> None:
+    with (
+        engine_of(kept, find=lambda: None, patience=0.5) as engine,
+        pytest.raises(ActorError, match="no inference server"),
+    ):
+        engine.load(3, *shards(kept, tmp_path))
+
+
+def test_a_deterministic_row_gives_the_same_bits_after_its_server_is_killed(exact: Kept, tmp_path: Path) -> None:
+    one = [request_of("12>", 1, samples=6, max_tokens=200, stop_ids=frozenset([STOP]), stop_strings=STRINGS)]
+    found = []
+    for disturbed in (False, False, True):
+        with engine_of(exact, keep_partial=False, rows=1) as engine:
+            engine.load(3, *shards(exact, tmp_path))
+            killed = False
+
+            def disturb() -> None:
+                nonlocal killed
+                if not killed:
+                    killed = True
+                    exact.kill("scheduler")
+
+            (group,) = engine.generate(one, disturb if disturbed else silent)
+            found.append(group)
+            if not disturbed:
+                # A row between the two changes nothing.
+                engine.generate([request_of("9081>", 2, samples=8)], silent)
+    for group in found[1:]:
+        for a, b in zip(found[0], group, strict=True):
+            np.testing.assert_array_equal(a.tokens, b.tokens)
+            np.testing.assert_array_equal(a.logprobs, b.logprobs)
+    assert len({tuple(sample.tokens.tolist()) for sample in found[0]}) == 6
+
+
+def scratch_of(group: int) -> Path:
+    """Temporary folder of a server, which its janitor removes."""
+    for pid in processes():
+        if is_janitor(pid):
+            _, root, _, folder, *_ = command(pid)[len(COMMAND) :]
+            if root == str(group).encode():
+                return Path(os.fsdecode(folder))
+    pytest.fail(f"no janitor of the server of process {group}")
+
+
+def test_killing_the_supervisor_and_the_keeper_leaves_nothing_of_the_server(tmp_path: Path) -> None:
+    config_of(tmp_path / "run", DENSE)
+    script = (
+        "import json, sys, time, pathlib\n"
+        "from tests.support.sglang_servers import Kept\n"
+        "from relax_actors.runtime.run_folder import RunFolder\n"
+        "kept = Kept(RunFolder(pathlib.Path(sys.argv[1])).load_config())\n"
+        "print(json.dumps(kept.record.process_group), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        group = json.loads(supervisor.stdout.readline())
+        assert len(members(group)) >= 4
+        used = {*map(Path, segments(members(group), SEGMENTS)), scratch_of(group)}
+        assert len(used) >= 2
+        assert all(path.exists() for path in used)
+        supervisor.kill()
+    wait_until(lambda: not members(group), "end of the server")
+    wait_until(lambda: not any(path.exists() for path in used), "clean-up")
