@@ -41,6 +41,10 @@ class SglangSection(Section):
     kv_tokens: Positive | None = None
     """Capacity of the key-value cache in tokens. Default: on a GPU SGLang's own choice, on a CPU all samples of
     `rollout.max_concurrent_prompts` rows at full length, up to 65536 tokens."""
+    max_concurrent_samples: Positive | None = None
+    """Samples that a server generates at once; further samples wait in its queue, and each takes the first place that a
+    sample leaves. By default all samples of `rollout.max_concurrent_prompts` rows; refused if it is not less. Refused
+    with `urls`, whose servers have `--max-running-requests`."""
     memory_fraction: Fraction | None = None
     """Share of the memory of a GPU that is free at the start of a server, for weights and key-value cache; default:
     SGLang's own choice, nearly all of it. The server of a teacher that writes takes its own share of what is left."""
@@ -61,6 +65,12 @@ class SglangSection(Section):
             msg = (
                 f"rollout.sglang.urls names {duplicates} more than once: actors that share a server would abort each "
                 "other's requests; give each actor its own"
+            )
+            raise ValueError(msg)
+        if self.urls and self.max_concurrent_samples is not None:
+            msg = (
+                "rollout.sglang.max_concurrent_samples is for servers that the run starts; leave it out, and start the "
+                "servers of urls with --max-running-requests"
             )
             raise ValueError(msg)
         if self.api_key_file is not None and not self.urls:

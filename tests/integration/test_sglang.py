@@ -28,7 +28,7 @@ from tests.support.models import (
     request_of,
     stop_strings,
 )
-from tests.support.sglang_servers import MOE, Kept, config_of, engine_of, skip_if_missing
+from tests.support.sglang_servers import DENSE, MOE, Kept, config_of, engine_of, skip_if_missing
 
 skip_if_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -65,6 +65,22 @@ def test_weights_from_memory_are_served_under_their_version(kept: Kept, tmp_path
         check_logprobs(kept.config, [*before, *after], {3: 1.0, 4: 0.7}, 1e-5)
         with pytest.raises(StoreError, match="nothing can be swapped"):
             engine.swap()
+
+
+def test_samples_beyond_the_places_of_a_server_wait_for_others(tmp_path: Path) -> None:
+    few = Kept(config_of(tmp_path / "run", DENSE, rollout={"sglang": {"max_concurrent_samples": 3}}))
+    try:
+        with engine_of(few) as engine:
+            engine.load(3, *shards(few, tmp_path))
+            made = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
+        assert len(made) == 24
+        check_logprobs(few.config, made, {3: 1.0}, 1e-5)
+        record = few.record
+        headers = {"Authorization": f"Bearer {record.key}"}
+        facts = httpx.get(f"{record.url}/server_info", headers=headers, timeout=20, trust_env=False).json()
+        assert facts["max_running_requests"] == 3
+    finally:
+        few.close()
 
 
 def test_damaged_weights_are_never_served(kept: Kept, tmp_path: Path) -> None:

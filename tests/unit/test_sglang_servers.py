@@ -25,13 +25,16 @@ from relax_actors.engines.protocols.server import ServerRecord, answers, free_po
 from relax_actors.engines.sglang.backend import SEGMENTS, SglangBackend
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
+from relax_actors.engines.sglang.launch import of_frozen_model
 from relax_actors.engines.sglang.server import Server
 from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, server_arguments
 from relax_actors.engines.sglang.weight_loaders import DiskLoader, pickled
 from relax_actors.errors import ActorError, ConfigError
 from relax_actors.isolation.janitor import SHARED_MEMORY, Janitor, segments
 from relax_actors.isolation.proc import process
+from tests.support import models
 from tests.support.http_servers import serving
+from tests.support.models import QWEN3
 
 ROOT = Path(__file__).parents[2]
 CPU_PACKAGE = ROOT / "deploy" / "sglang-cpu" / "src"
@@ -92,6 +95,9 @@ def test_server_arguments_follow_the_configuration() -> None:
     assert (arguments["--log-level"], arguments["--max-running-requests"]) == ("debug", "8")
     assert "--enable-deterministic-inference" in arguments
     assert arguments["--attention-backend"] == "triton"
+    few = config_of(rollout={"backend": "sglang", "sglang": {"max_concurrent_samples": 5}})
+    arguments = pairs(server_arguments(few, Path("model"), FACTS, 99, key="k", cuda=True))
+    assert arguments["--max-running-requests"] == "5"
     half = config_of(trainer={"precision": "bfloat16"})
     assert "--attention-backend" not in server_arguments(half, Path("model"), FACTS, 99, key="k", cuda=True)
     long = ModelFacts(parameters=10, context_length=1 << 15, vocabulary=14, model_type="qwen3")
@@ -104,12 +110,27 @@ def test_server_arguments_follow_the_configuration() -> None:
     [
         ({"sglang": {"urls": ["http://a"], "weights": "tensors"}}, "needs servers that the run starts"),
         ({"sglang": {"api_key_file": "key"}}, "is for urls"),
+        ({"sglang": {"urls": ["http://a"], "max_concurrent_samples": 9}}, "--max-running-requests"),
         ({"sglang": {"urls": ["http://a", "http://a/"]}, "replicas": 2}, "more than once"),
     ],
 )
 def test_invalid_settings_are_refused(rollout: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         config_of(rollout={"backend": "sglang", **rollout})
+
+
+def test_places_of_a_server_are_fewer_than_samples_and_those_of_frozen_models_are_their_own(tmp_path: Path) -> None:
+    def settings(places: int, **run: bool) -> Config:
+        rollout = {"backend": "sglang", "max_concurrent_prompts": 2, "sglang": {"max_concurrent_samples": places}}
+        return models.config_of(tmp_path, QWEN3, rollout=rollout, run={"deterministic": False, **run})
+
+    for config, why in (
+        (settings(999), "max_concurrent_samples = 999 has no effect"),
+        (settings(3, deterministic=True), r"max_concurrent_samples = 3 .*run\.deterministic"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            list(inference_backend(config).check(config, config.model_path))
+    assert of_frozen_model(settings(3), "cpu").rollout.sglang.max_concurrent_samples is None
 
 
 def test_run_starts_servers_unless_urls_are_set() -> None:
