@@ -140,7 +140,10 @@ class Histories:
             end = 0 if last is None else last.sequence
         else:  # subjects without further messages, mostly those of few, are not asked again before the others are read
             parts = [part for part in parts if part.through < end]
-        await asyncio.gather(*(part.read(end) for part in parts))
+        # All reads end before an error is raised: one that goes on would read its page beside that of the next call.
+        for problem in await asyncio.gather(*(part.read(end) for part in parts), return_exceptions=True):
+            if problem is not None:
+                raise problem
         reach = min([end, *(part.through for part in self._parts)])
         self.has_more = reach < end
         self._end = end if self.has_more else None

@@ -90,8 +90,8 @@ MEANINGS = {
     "squares": "Sums of squared probabilities of the vocabulary, `[total] float32`, as the log-probs are.",
 }
 TITLES = {
-    "node": ", about once a second: its machine, and of its GPUs the mean share of time, the least free memory, the "
-    "highest temperature and the power of all",
+    "node": ", about once a second: figures of its machine; of its GPUs the mean utilisation, the least free memory, "
+    "the highest temperature, the power of all",
     "step": ", of each step",
 }
 LOG = {

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from broker.lookups import Stored, UnreadableAnswerError, look_up_all
 from broker.subjects import Subjects
 from relax_actors.console.lease_book import LeaseBook
 from relax_actors.console.picture import Picture
-from relax_actors.errors import BrokerUnreachableError, ConfigError
+from relax_actors.errors import BrokerError, BrokerUnreachableError, ConfigError
 from relax_actors.monitoring.access import Access
 from relax_actors.monitoring.connection import Observed, find, observed
 from relax_actors.monitoring.row_reader import RowReader
@@ -144,9 +144,11 @@ class ConsoleRun:
         subjects = {self.subjects.metric(*actor.rpartition(".")[::2]): actor for actor in actors}
 
         async def read() -> dict[str, Stored]:
-            with suppress(UnreadableAnswerError):
+            try:
                 return await look_up_all(connection.requests, self.subjects.log_stream, list(subjects))
-            return {}
+            except UnreadableAnswerError as error:
+                msg = f"broker {connection.address.url} refuses to read {self.subjects.log_stream}: {error}"
+                raise BrokerError(msg) from error
 
         request = connection.retry(read, f"read metrics of {self.subjects.log_stream}")
         return {subjects[subject]: stored.data for subject, stored in (await self.within(connection, request)).items()}

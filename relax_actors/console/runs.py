@@ -49,9 +49,12 @@ class ConsoleRuns:
         return self._runs[name]
 
     async def read_ahead(self) -> None:
-        """Read the first run while a browser still loads the page; not one that is over, as that starts its broker."""
+        """Read the first run while a browser loads the page.
+
+        A run that is over is not read: that would start its broker.
+        """
         STARTS.set(False)
-        with suppress(RelaxError):  # who asks for an answer is told
+        with suppress(RelaxError):  # the next request reports the error
             await self._runs[self.first].refresh()
 
     async def watch(self) -> None:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, Self
 
 from relax_actors.devices.inventory import Gpu, Inventory, driver
+from relax_actors.errors import ConfigError
 
 READ_SECONDS = 2.0
 STALE_SECONDS = 15.0
@@ -38,7 +39,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """A GPU at one moment; None where the driver does not tell.
+    """A GPU at one moment; None for what the driver does not report.
 
     Attributes:
         number: as CUDA counts.
@@ -60,7 +61,7 @@ class GpuUse:
 
     @classmethod
     def of(cls, value: Any) -> Self | None:
-        """Return a GPU from plain data that anybody may have written; None for anything else."""
+        """Return a GPU from untrusted plain data; None for anything else."""
         if not isinstance(value, Mapping) or not isinstance(value.get("number"), int):
             return None
         figures = {name: _figure(value.get(name)) for name in ("busy", "used_mib", "memory_mib", "celsius", "watts")}
@@ -73,12 +74,12 @@ class GpuUse:
             "" if self.celsius is None else f"{self.celsius:.0f} °C",
             "" if self.watts is None else f"{self.watts:.0f} W",
         ]
-        return f"GPU {self.number}, {self.name}: " + (", ".join(filter(None, parts)) or "its driver tells nothing")
+        return f"GPU {self.number}, {self.name}: " + (", ".join(filter(None, parts)) or "no figures from its driver")
 
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """A machine at one moment; None where it does not tell.
+    """A machine at one moment; None for what is unknown.
 
     Attributes:
         cores: CPU cores.
@@ -98,7 +99,7 @@ class MachineUse:
 
     @classmethod
     def of(cls, value: Any) -> Self | None:
-        """Return a machine from plain data that anybody may have written; None for anything else, and for none."""
+        """Return a machine from untrusted plain data; None for anything else."""
         if not isinstance(value, Mapping) or not value:
             return None
         names = ("cores", "load", "memory_mib", "memory_free_mib", "disk_free_mib")
@@ -154,10 +155,9 @@ class MachineWatch(threading.Thread):
     def run(self) -> None:
         """Read until the process ends."""
         if self._gpus:
-            with driver() as nvml:
+            with suppress(ConfigError), driver() as nvml:  # a driver that does not answer hides its GPUs alone
                 self._read_on(nvml)
-        else:
-            self._read_on(None)
+        self._read_on(None)
 
     def _read_on(self, nvml: ModuleType | None) -> None:
         while True:
@@ -200,15 +200,15 @@ def memory_of_machine(groups: Iterable[tuple[Path, str, str]] = CONTROL_GROUPS) 
             if most < total:
                 total, free = most, min(free, most)
                 counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                cache = int(counts.get("inactive_file", 0))
+                cache = int(counts.get("inactive_file", 0)) + int(counts.get("active_file", 0))
                 free = max(0, min(free, most - int((group / used).read_text()) + cache))
     return Memory(total, free)
 
 
 def _use(gpu: Gpu, nvml: ModuleType) -> GpuUse:
-    """Return what a GPU does; some drivers and virtual GPUs tell a part of it."""
+    """Return what a GPU does; some drivers and virtual GPUs report a part of it."""
     found: dict[str, float] = {}
-    with suppress(nvml.NVMLError):
+    with suppress(nvml.NVMLError, nvml.NVMLLibraryMismatchError):
         handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
         with suppress(nvml.NVMLError):
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)

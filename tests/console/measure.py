@@ -11,8 +11,6 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,14 +47,11 @@ class Opening:
         console: CPU seconds of the console, its start included.
         renderer: CPU seconds of the processes that draw pages.
         seconds: from the link that the console prints until the newest step and the curves are shown.
-        waited: seconds in which threads of broker, console and browser could run and had no core, added up. It is 0 on
-            a machine with enough free cores, and may be more than `seconds` on a busy one.
     """
 
     console: float
     renderer: float
     seconds: float
-    waited: float
 
 
 def burst(browser: Any, run: WrittenRun, seconds: float) -> Cost:
@@ -93,16 +88,6 @@ def renderers(browser: Any) -> float:
     return float(sum(process["cpuTime"] for process in found if process["type"] == "renderer"))
 
 
-def waited(pids: Iterable[int]) -> float:
-    """Return the seconds in which the threads of processes could run and had no core; see proc_pid_schedstat(5)."""
-    nanoseconds = 0
-    for pid in pids:
-        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            with suppress(OSError):  # the thread has ended
-                nanoseconds += int(path.read_text().split()[1])
-    return nanoseconds / 1e9
-
-
 def long_run(folder: Path) -> WrittenRun:
     """Return a run of `LONG` steps with the figures of a real run, over and over; a checkpoint has removed its rows."""
     run = WrittenRun(folder, steps=LONG)
@@ -124,16 +109,12 @@ def opening(browser: Any, run: WrittenRun) -> Opening:
     """Open the page of a long run."""
     console = ServedConsole(run, run.cwd)
     try:
-        session = browser.new_browser_cdp_session()
-        browsing = [int(each["id"]) for each in session.send("SystemInfo.getProcessInfo")["processInfo"]]
-        session.detach()
-        used = [run.broker().pid, console.process.pid, *browsing]
-        delayed, drawn = waited(used), renderers(browser)
+        drawn = renderers(browser)
         watched = opened(browser, console)
         watched.page.get_by_text(f"{LONG:,} of {LONG:,}").wait_for(timeout=PATIENCE_MS)
         watched.page.get_by_role("region", name="chart of step/reward").wait_for(timeout=PATIENCE_MS)
         seconds = time.monotonic() - console.shown  # it reads ahead from then on
-        found = Opening(console.cpu_seconds(), renderers(browser) - drawn, seconds, waited(used) - delayed)
+        found = Opening(console.cpu_seconds(), renderers(browser) - drawn, seconds)
         watched.check()
         watched.page.close()
         return found

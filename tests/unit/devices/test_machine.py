@@ -1,4 +1,4 @@
-"""What a machine does: read here, from a real GPU where there is one, and from what anybody may have written."""
+"""What a machine does: read here, from a real GPU where there is one, and from untrusted data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.devices.inventory import Inventory, driver, machine_inventory, simulate
+from relax_actors.devices.inventory import Gpu, Inventory, driver, machine_inventory, simulate
 from relax_actors.devices.machine import GpuUse, MachineUse, MachineWatch, memory_of_machine, read_machine
 from tests.support.recorded_runs import recorded_machine
 from tests.support.running import wait_until
@@ -47,6 +47,14 @@ def test_watch_reads_in_a_thread_of_its_own_and_asks_no_driver_about_simulated_g
     assert (found.cores, found.gpus) == (os.cpu_count(), [])
 
 
+@pytest.mark.skipif(bool(GPUS), reason="needs a machine without NVIDIA's driver")
+def test_missing_driver_hides_its_gpus_alone(tmp_path: Path) -> None:
+    watch = MachineWatch(tmp_path, Inventory((Gpu(0, "H100", 80 << 30, "GPU-a"),)))
+    watch.start()
+    found = wait_until(watch.latest, "figures")
+    assert (found.cores, found.disk_free_mib is None, found.gpus) == (os.cpu_count(), False, [])
+
+
 @pytest.mark.skipif(not GPUS, reason="needs an NVIDIA GPU and its driver")
 def test_gpus_of_this_machine_are_read(tmp_path: Path) -> None:
     watch = MachineWatch(tmp_path, Inventory(GPUS))
@@ -75,7 +83,7 @@ def test_machine_with_a_gpu_that_computes_is_shown() -> None:
     assert line.endswith(f" GiB in use, {gpu.celsius:.0f} °C, {gpu.watts:.0f} W")
     figures = found.figures()
     assert (figures["gpu_busy"], figures["gpu_celsius"], figures["gpu_watts"]) == (gpu.busy, gpu.celsius, gpu.watts)
-    assert str(GpuUse(3, "GRID")) == "GPU 3, GRID: its driver tells nothing"
+    assert str(GpuUse(3, "GRID")) == "GPU 3, GRID: no figures from its driver"
 
 
 def test_several_gpus_are_one_figure_for_charts() -> None:
@@ -104,5 +112,5 @@ def test_memory_of_a_container_is_that_of_its_control_group(tmp_path: Path) -> N
         assert memory_of_machine(group).total == whole.total
     (tmp_path / "memory.max").write_text(str(64 << 20))
     (tmp_path / "memory.current").write_text(str(60 << 20))
-    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {10 << 20}\n")
-    assert memory_of_machine(group) == (64 << 20, 14 << 20)
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {10 << 20}\nactive_file {8 << 20}\n")
+    assert memory_of_machine(group) == (64 << 20, 22 << 20)

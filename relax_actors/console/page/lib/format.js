@@ -9,6 +9,7 @@ export function figure(value) {
 
 /** A figure for an axis: short, as the numbers there are round. */
 export function tick(value) {
+  if (value === null) return "";
   const round = Number(value.toPrecision(3));
   const size = Math.abs(round);
   return size !== 0 && (size < 1e-3 || size >= 1e6) ? round.toExponential() : figure(round);
