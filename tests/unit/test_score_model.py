@@ -100,7 +100,7 @@ def test_scores_of_prompts_with_media_are_those_of_the_policy_with_another_head(
         if not (tmp_path / "model" / path.name).exists():
             shutil.copy(path, tmp_path / "model")
     folder = read_score_folder(tmp_path / "model", "test")
-    scores = TorchRewardModel(config, tmp_path / "model", folder).score(batch, nothing)
+    scores = TorchRewardModel(config, tmp_path / "model", folder).score(batch, silent)
     weight, own = load([tmp_path / "model" / "model.safetensors"])["score.weight"], family_of(config.model_path)
     policy = AutoModelForMultimodalLM.from_pretrained(tmp_path / "model").eval()
     policy.lm_head = torch.nn.Linear(weight.shape[1], 3, bias=False)
