@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from relax_actors.checks.machine import has_gpu
@@ -12,6 +11,7 @@ from relax_actors.config import Config
 from relax_actors.config.training import CriticSection, TorchSection, TrainerSection
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.model_folder import ModelFacts, measure
+from relax_actors.devices.machine import memory_of_machine
 from relax_actors.engines.backends import footprints, inference_backend
 from relax_actors.engines.protocols.footprint import (
     ADAPTER_SHARE,
@@ -24,8 +24,6 @@ from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, spec_of
 from relax_actors.roles.gpus import device_of_role
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Files with the memory limit of a container."""
 LIGHT = Footprint(process_bytes=100 << 20)
 """An actor without an engine."""
 OWN_MODELS = ("teacher", "judge", "reward_model")
@@ -38,7 +36,7 @@ def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
     """Compare the memory of processes on this machine with what it has."""
     config, here = run.config, run.here
     used = {role: size for role, size in memory_of_roles(config, facts).items() if role in here}
-    need, have = sum(used.values()), memory_of_machine()
+    need, have = sum(used.values()), memory_of_machine().total
     parts = ", ".join(f"{role} {size >> 20}" for role, size in used.items())
     if have and need > have:
         msg = (
@@ -191,16 +189,3 @@ def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
         )
         raise ConfigError(msg)
     yield f"about {need >> 20} MiB of disk"
-
-
-def memory_of_machine() -> int:
-    """Return bytes that this process may use, by machine or control group; 0 if unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    machine = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal")), 0)
-    for limit in CGROUP_LIMITS:
-        with suppress(OSError, ValueError):  # there is none, or its text is "max"
-            machine = min(machine, int(limit.read_text()))
-    return machine
