@@ -18,7 +18,8 @@ share exceeds 10 %, the run is marked, the figures do not count, and the program
 The figure of a run is completions per second from the end of step `--warm-up` to the end of the last step but one. It
 includes generation, reward, advantages, training, weight transfer, messages and logging; it excludes start, warm-up,
 and the files that relax-actors writes at the end (checkpoint, exported model). Memory is the peak of the summed PSS of
-all processes of a side over its lifetime, broker and supervisor included, sampled when their resident memory grows.
+all processes of a side over its lifetime, broker and supervisor included, read when their resident memory
+grows, and every five seconds.
 
 Not compared: models and batches of a useful size, GPUs, TRL with vLLM, more threads (TRL with 2 threads is slower on 2
 cores). By default relax-actors generates one step ahead of the weights (`staleness.max = 1`) and so uses two cores

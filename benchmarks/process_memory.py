@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import defaultdict
 from pathlib import Path
 
 PROC = Path("/proc")
 GROWTH = 1.01
 """Growth of the resident memory after which the PSS is read again."""
+READ_SECONDS = 5.0
+"""Seconds after which it is read without growth."""
 
 
 def tree(root: int) -> list[int]:
@@ -62,7 +65,8 @@ class PeakMemory(threading.Thread):
     """Samples the PSS of a process tree until stopped; `peak` is the largest sum in MiB.
 
     The kernel takes some milliseconds of a core for the PSS of a process, which would slow down a measured run of many
-    processes. So the PSS is read only when the resident memory of all processes is larger than at any sample before.
+    processes. So the PSS is read when the resident memory of all processes is larger than at any sample before, and
+    every `READ_SECONDS`, as pages that a process no longer shares count more for the others.
     """
 
     def __init__(self, root: int, seconds: float = 0.5) -> None:
@@ -74,12 +78,13 @@ class PeakMemory(threading.Thread):
 
     def run(self) -> None:
         """Sample until stopped."""
-        largest = 0.0
+        largest, read = 0.0, -READ_SECONDS
         while not self._stop_asked.wait(self._seconds):
-            members = tree(self._root)
-            if (resident := sum(map(resident_pages, members))) <= largest * GROWTH:
+            members, now = tree(self._root), time.monotonic()
+            resident = sum(map(resident_pages, members))
+            if resident <= largest * GROWTH and now - read < READ_SECONDS:
                 continue
-            largest = resident
+            largest, read = max(largest, resident), now
             total = sum(pss_mib(process) for process in members)
             if total > self.peak:
                 self.peak, self.processes = total, len(members)

@@ -13,7 +13,13 @@ from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.model_folder import ModelFacts, measure
 from relax_actors.devices.machine import memory_of_machine
 from relax_actors.engines.backends import footprints, inference_backend
-from relax_actors.engines.protocols.footprint import ADAPTER_SHARE, WEIGHT_BYTES, Footprint, follower_bytes
+from relax_actors.engines.protocols.footprint import (
+    ADAPTER_SHARE,
+    PROCESS_BYTES,
+    WEIGHT_BYTES,
+    Footprint,
+    follower_bytes,
+)
 from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, spec_of
 from relax_actors.roles.gpus import device_of_role
@@ -97,7 +103,8 @@ def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
         # With an adapter the reference is the model without it.
         has_reference = role.startswith("trainer") and config.computes_reference and config.lora is None
         reference = WEIGHT_BYTES["float32"] * _share(config, role) if has_reference else 0
-        return int(facts.parameters * (footprint.parameter_bytes + reference))
+        writers = sum(_writers(config, role)) * WEIGHT_BYTES["float32"]
+        return int(facts.parameters * (footprint.parameter_bytes + reference)) + writers
     if role not in config.roles or not spec_of(config, role).device:
         return 0
     if role in OWN_MODELS:
@@ -114,11 +121,12 @@ def _share(config: Config, role: str) -> float:
 
 
 def host_bytes(config: Config, role: str) -> int:
-    """Return the bytes of memory of an actor's processes besides a model."""
+    """Return the bytes of memory of an actor's processes, and of its servers, besides a model."""
     footprint = footprints(config).get(role)
     if footprint is None:
         footprint = Footprint() if role in config.roles and spec_of(config, role).device else LIGHT
-    return footprint.processes * footprint.process_bytes
+    of_server = footprint.process_bytes - PROCESS_BYTES
+    return footprint.processes * footprint.process_bytes + len(_writers(config, role)) * max(of_server, 0)
 
 
 def copied_bytes(config: Config, role: str, facts: ModelFacts) -> int:
@@ -137,11 +145,21 @@ def on_cpu(device: str) -> bool:
 
 def own_parameters(config: Config, role: str) -> int:
     """Parameters of the model folders that a role names, such as a teacher's; 0 without any."""
+    return sum(_sizes_of_models(config, role))
+
+
+def _sizes_of_models(config: Config, role: str) -> list[int]:
     options = config.roles[role].options
     given, several = options.get("model"), options.get("models")
     folders = [given, *(several.values() if isinstance(several, dict) else ())]
     named = [Path(folder) for folder in folders if isinstance(folder, str | Path)]
-    return sum(measure(folder).parameters for folder in named if (folder / "config.json").exists())
+    return [measure(folder).parameters for folder in named if (folder / "config.json").exists()]
+
+
+def _writers(config: Config, role: str) -> list[int]:
+    """Return the parameters of each teacher that writes samples in the actors of a role."""
+    writes = role == "rollout" and "teacher" in config.roles and config.algorithm.distil.student_share < 1
+    return _sizes_of_models(config, "teacher") if writes else []
 
 
 def _existing(path: Path) -> Path:

@@ -57,7 +57,7 @@ class CheckedRun:
         """
         from relax_actors.data.prompt_maker import open_data  # noqa: PLC0415 roles import this module without data
 
-        key = data.model_dump_json()
+        key = repr(data)
         if key not in self.opened:
             self.opened[key] = open_data(data, self.config.media)
         return self.opened[key]

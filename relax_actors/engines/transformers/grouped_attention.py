@@ -1,7 +1,7 @@
-"""Attention of the sampling loop: query heads that share a key head are computed together.
+"""Attention of the sampling loop to padded sequences: query heads that share a key head are computed together.
 
-Without padding the attention of transformers does the same. With padding it copies the whole cache for every token,
-once for each query head of a key head.
+With padding the attention of transformers copies the whole cache for every token, once for each query head of a key
+head. Without padding it does not, and is left as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ NAME = "grouped"
 
 
 def attend_by_groups(decoder: PreTrainedModel) -> None:
-    """Make a decoder on the CPU use this attention in place of SDPA; a decoder with another attention keeps it."""
+    """Make a decoder on the CPU use this attention in place of SDPA.
+
+    A decoder with another attention keeps it: transformers gives models with softcaps or sinks its own.
+    """
     current = decoder.config._attn_implementation  # noqa: SLF001 transformers has no other name for it
     if decoder.device.type == "cpu" and current == "sdpa":
         decoder.set_attn_implementation(NAME)
@@ -39,7 +42,7 @@ def grouped_attention_forward(
     """Compute attention; arguments and result as transformers' attention functions.
 
     The query heads of a key head become the queries of a single head, which is exact for one token per sequence, where
-    all of them see the same keys. Several tokens per sequence are left to transformers.
+    all of them see the same keys. Several tokens per sequence and sequences without padding are left to transformers.
 
     Args:
         module: layer of the model.
@@ -54,7 +57,8 @@ def grouped_attention_forward(
         `[batch, tokens, heads, dim]`, and None for the weights.
     """
     batch, heads, tokens, width = query.shape
-    if tokens > 1 or heads == key.shape[1] or settings.get("position_bias") is not None:
+    ungrouped = attention_mask is None or tokens > 1 or heads == key.shape[1]
+    if ungrouped or settings.get("position_bias") is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **settings)
     grouped = query.reshape(batch, key.shape[1], -1, width)
     attended = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
