@@ -148,7 +148,7 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
 
 
 def needed_engines(section: AutoscalerSection, figures: Figures, *, are_full: bool = False) -> int:
-    """Return the number of engines that a run can use, within the bounds; working spot engines count as present.
+    """Return how many engines a run can use, working spot engines included.
 
     Engines that `are_full`, since rows wait for long, hold what their key-value caches can hold, which may be fewer
     rows than `rows_per_engine`.
