@@ -12,8 +12,9 @@ order, as often as `--kills` says in all:
     node           all processes of the other node at once; a new node joins
 
 Each death restarts all ranks from the last checkpoint; they then repeat the steps after it. "Next step" is the time
-from SIGKILL to the first step that the trainer begins afterwards, "ready" that until the ranks have joined again. The
-weights at the end must be those of a run of the same steps on one node that nothing disturbs.
+from SIGKILL to the first new step that the restarted trainer begins, "ready" that until the ranks have joined again, in
+brackets of how many deaths. The weights at the end must be those of a run of the same steps on one node that nothing
+disturbs.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class Killing:
 
         self.next_step[target].append(wait_for(began, f"step after the death of {target}", DEADLINE) - at)
         joined = [event for event in run.seen.events[events:] if (event["kind"], event["role"]) == ("ready", "trainer")]
-        self.ready[target].append(float(str(joined[-1]["time"])) - at if joined else self.next_step[target][-1])
+        self.ready[target] += [float(str(event["time"])) - at for event in joined[-1:]]
         print(f"killed {target}: next step after {self.next_step[target][-1]:.1f} s", file=sys.stderr, flush=True)
 
     def close(self) -> None:
@@ -158,8 +159,8 @@ def settings_of(ranks: int, steps: int) -> list[str]:
 def measure(kills: int, ranks: int, seed: int, folder: Path) -> dict[str, Any]:
     """Run once with deaths and once without; return the figures."""
     chance, steps = random.Random(seed), STEPS * (kills + 1)  # noqa: S311 order of a benchmark
-    order = [TARGETS[n % len(TARGETS)] for n in range(kills)]
-    chance.shuffle(order)
+    rounds = -(-kills // len(TARGETS))
+    order = [target for _ in range(rounds) for target in chance.sample(TARGETS, len(TARGETS))][:kills]
     run = LiveRun(folder / "killed", [*settings_of(ranks, steps), f"trainer.megatron.local_ranks={ranks // 2}"])
     killing = Killing(run, ranks)
     try:
@@ -177,10 +178,11 @@ def measure(kills: int, ranks: int, seed: int, folder: Path) -> dict[str, Any]:
         calm_run.stop()
     return {
         "ranks": ranks,
-        "kills": kills,
+        "kills": {target: len(found) for target, found in killing.next_step.items()},
         "next_step_s": {target: round(statistics.median(found), 2) for target, found in killing.next_step.items()},
         "slowest_s": {target: round(max(found), 2) for target, found in killing.next_step.items()},
-        "ready_s": {target: round(statistics.median(found), 2) for target, found in killing.ready.items()},
+        "ready_s": {target: round(statistics.median(found), 2) for target, found in killing.ready.items() if found},
+        "ready": {target: len(found) for target, found in killing.ready.items()},
         "same_weights": killed["weights_fingerprint"] == calm["weights_fingerprint"],
         "lost": killed["dropped"] + killed["quarantined"] + killed["in_flight"],
         "load": round(os.getloadavg()[0], 1),
@@ -198,9 +200,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = measure(chosen.kills, chosen.ranks, chosen.seed, Path(folder))
     for target, seconds in found["next_step_s"].items():
+        ready = f"{found['ready_s'][target]:6.1f}" if target in found["ready_s"] else "not seen"
         print(
-            f"{target:12} next step after {seconds:6.1f} s, at most {found['slowest_s'][target]:6.1f}; "
-            f"ready after {found['ready_s'][target]:6.1f}"
+            f"{target:12} killed {found['kills'][target]} times: next step after {seconds:6.1f} s, "
+            f"at most {found['slowest_s'][target]:6.1f}; ready after {ready} ({found['ready'][target]})"
         )
     same = "the same" if found["same_weights"] else "OTHER"
     print(

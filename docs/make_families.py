@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from relax_actors.data.model_folder import expert_count
 from relax_actors.engines.megatron.families import TEXT_FAMILIES
 from relax_actors.engines.sglang.presence import TEXT_WITH_EXPERTS
-from relax_actors.media.families import FAMILIES
+from relax_actors.media.families import FAMILIES, REFUSED
 from tests.support.text_families import MEGATRON, SGLANG, TORCH
 
 TARGET = Path(__file__).parent / "families.md"
@@ -41,6 +41,8 @@ NAMES = {
     "qwen2_5_omni_thinker": "Qwen2.5-Omni",
     "qwen3_omni_moe_thinker": "Qwen3-Omni",
     "qwen2_audio": "Qwen2-Audio",
+    "glm4v": "GLM-4.1V",
+    "internvl": "InternVL 3",
 }
 HEAD = """\
 # Model families
@@ -62,6 +64,10 @@ Each mark stands for a test on such a model with random weights.
 A model of another family of transformers trains with `trainer.backend = "torch"` and generates with `rollout.backend =
 "transformers"` if their code can compute it; no test says so. `relax check` refuses what is known not to work.
 """
+FOOT = """\
+Families with media that are refused, and why:
+"""
+OTHERS = {"gemma3": "Gemma 3 with images", "kimi_vl": "Kimi-VL"}
 
 
 def mark(*, holds: bool) -> str:
@@ -118,7 +124,9 @@ def media_rows() -> list[str]:
 def page() -> str:
     """Return the text of the page."""
     head = "| family | `model_type` | torch | Megatron-Core | SGLang | router replay | media |"
-    return "\n".join([HEAD, head, "| --- " * 7 + "|", *text_rows(), *media_rows(), ""])
+    refused = [f"- {OTHERS[kind]} (`{kind}`): {why}." for kind, why in REFUSED.items()]
+    table = [head, "| --- " * 7 + "|", *text_rows(), *media_rows()]
+    return "\n".join([HEAD, *table, "", FOOT, *refused, ""])
 
 
 if __name__ == "__main__":

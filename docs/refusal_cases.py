@@ -214,6 +214,8 @@ ENGINES = (
     Case("settings of another backend", ("trainer.megatron.ranks=8",)),
     Case("recomputed attention with torch", ("trainer.recompute=selective",)),
     Case("weights of few bits with Megatron-Core", ("trainer.backend=megatron", "trainer.fake_quant.bits=4")),
+    Case("training in 8 bits", ("trainer.precision=fp8",)),
+    Case("quantised weights with SGLang", (SERVED, "rollout.sglang.arguments=['--quantization', 'fp8']")),
     Case("settings of another critic", ("critic.megatron.tensor_parallel=2",), PPO),
     Case("a reference that nothing reads", ("roles.reference.replicas=1",)),
     Case("log-probs that nothing reads", ("roles.actor_fwd.replicas=1",)),

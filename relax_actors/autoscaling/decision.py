@@ -43,6 +43,7 @@ class Figures:
         engines: rollouts that the run should have now, those that start included, on nodes not marked as spot.
         least: number of engines that remain at least: those that are not scaled, and one.
         spot: rollouts on nodes marked as spot that work.
+        working: all rollouts that hold rows; 0 if unknown.
         oldest: age of the oldest waiting row in seconds; 0 if none waits.
         starving: whether the trainer waits for rows.
         restarts: restarts of rollouts so far.
@@ -56,6 +57,7 @@ class Figures:
     engines: int | None
     least: int = 0
     spot: int = 0
+    working: int = 0
     oldest: float | None = 0.0
     starving: bool | None = None
     restarts: int | None = 0
@@ -79,6 +81,7 @@ class Timers:
         starved: share of the trainer's time without rows, averaged over `out_for` seconds.
         restarts: restarts at the last look; None before the first.
         deaths: times of the restarts within `restart_period`.
+        holds: rows that an engine held when it was full with fewer than allowed; 0 if none was.
     """
 
     changed: float
@@ -92,6 +95,7 @@ class Timers:
     starved: float = 0.0
     restarts: int | None = None
     deaths: Sequence[float] = ()
+    holds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,8 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     timers = _observed(section, figures, timers, now)
     starves = timers.starved >= section.starved
     waits = starves and bool(figures.waiting) and (figures.oldest or 0.0) >= section.waiting_seconds
-    have, needed = figures.engines, needed_engines(section, figures, are_full=waits)
+    timers = replace(timers, holds=_rows_held(figures, timers, are_full=waits))
+    have, needed = figures.engines, needed_engines(section, figures, timers.holds)
     if figures.changing:
         return Decision(Action.HOLD, have, needed, "an operation on the rollouts runs"), _without_timers(timers, now)
     if have < section.min or have > section.max:
@@ -147,17 +152,25 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     return _carried_out(_weighed(section, timers, (have, needed), now), figures.least, have, timers, now)
 
 
-def needed_engines(section: AutoscalerSection, figures: Figures, *, are_full: bool = False) -> int:
+def needed_engines(section: AutoscalerSection, figures: Figures, holds: int = 0) -> int:
     """Return how many engines a run can use, working spot engines included.
 
-    Engines that `are_full`, since rows wait for long, hold what their key-value caches can hold, which may be fewer
-    rows than `rows_per_engine`.
+    `holds` are the rows that an engine can hold, if they are fewer than `rows_per_engine`.
     """
-    rows, each = (figures.waiting or 0) + (figures.in_hand or 0), max(1, figures.rows_per_engine)
-    if are_full and figures.in_hand:
-        each = min(each, math.ceil(figures.in_hand / max(1, figures.engines or 1)))
-    wanted = math.ceil(rows / each) - figures.spot
+    rows = (figures.waiting or 0) + (figures.in_hand or 0)
+    wanted = math.ceil(rows / max(1, holds or figures.rows_per_engine)) - figures.spot
     return max(section.min, min(section.max, wanted))
+
+
+def _rows_held(figures: Figures, timers: Timers, *, are_full: bool) -> int:
+    """Return `Timers.holds` after a look.
+
+    Rows that wait for long find the engines full, perhaps with fewer rows than allowed, as their key-value caches are.
+    The number holds until an engine has held more, also when no row waits.
+    """
+    held = math.ceil((figures.in_hand or 0) / figures.working) if figures.working else 0
+    is_measured = are_full and not timers.deaths
+    return min(held, figures.rows_per_engine) if held > 0 and (is_measured or 0 < timers.holds < held) else timers.holds
 
 
 def _weighed(section: AutoscalerSection, timers: Timers, sizes: tuple[int, int], now: float) -> Decision:

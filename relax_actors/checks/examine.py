@@ -92,7 +92,7 @@ def examine(
         for check in (*_checks(run), *(_node_checks(run, nodes) if nodes else _machine_checks(run))):
             _attempt(check, errors, notes, elsewhere=bool(nodes))
         if calls is not None and not errors:
-            for check in (*check_calls(run, calls), *_comparisons(config)):
+            for check in (*check_calls(run, calls), *_comparisons(run)):
                 _attempt(check, errors, notes, elsewhere=bool(nodes))
     # Several checks may meet the same cause, such as a role that does not import.
     return Findings(tuple(dict.fromkeys(errors)), tuple(dict.fromkeys(notes)), None if model is None else model.facts)
@@ -147,10 +147,10 @@ def _check_backend(config: Config, folder: Path, section: str, load: Callable[[C
     yield from backend.check(config, folder)
 
 
-def _comparisons(config: Config) -> Iterator[Check]:
+def _comparisons(run: CheckedRun) -> Iterator[Check]:
     """Comparisons of held-out data with the training data, which take a second each."""
-    for where, each in config.held_out_sets.items():
-        yield partial(note_duplicates, config, each.source, f"{where}.data")
+    for where, each in run.config.held_out_sets.items():
+        yield partial(note_duplicates, run, each.source, f"{where}.data")
 
 
 def _machine_checks(run: CheckedRun) -> Iterator[Check]:

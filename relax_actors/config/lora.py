@@ -35,7 +35,7 @@ class LoraSection(Section):
     update and the micro-batch, so a replayed step drops the same."""
     targets: Literal["all-linear"] | tuple[str, ...] = ALL_LINEAR
     """Linear layers that get an adapter: "all-linear" for all but the output head; or a list of full names, of last
-    parts of names (`q_proj`), and of patterns of full names (`model.layers.1?.*`), in which "all-linear" may be, too.
+    parts of names (`q_proj`), and of patterns of full names (`model.layers.1?.*`), beside which "all-linear" may stand.
     Each must match a layer. Experts get adapters by the names `experts.gate_up_proj` and `experts.down_proj` alone."""
     modules_to_save: tuple[str, ...] = ()
     """Modules that are trained as a whole and belong to the adapter, by full name or last parts of it (`norm`). The

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from relax_actors.config.sections import (
     Fraction,
@@ -207,6 +207,17 @@ class TrainerSection(PoolSection):
     """One actor owns the weights."""
     deadline: PositiveFloat = 300.0
     """Seconds without progress after which the trainer counts as hung, is killed and replaced."""
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _has_layers_for_it(cls, precision: object) -> object:
+        if str(precision).lower().startswith(("fp8", "float8", "mxfp8")):
+            msg = (
+                "training in 8 bits needs the layers of Transformer Engine, in whose place both training engines have "
+                'those of torch; set "bfloat16"'
+            )
+            raise ValueError(msg)
+        return precision
 
     @model_validator(mode="after")
     def _minibatches_are_equal(self) -> TrainerSection:

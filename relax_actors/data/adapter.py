@@ -28,8 +28,8 @@ EXPERT = ".experts."
 GATE_UP, EXPERTS_DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 """Ends of the names of the tensors of experts, `[experts, 2 * width, hidden]` and `[experts, hidden, width]`."""
 _NO_EXPERT = (
-    'have adapters by the names "experts.gate_up_proj" and "experts.down_proj", if transformers holds those of a layer '
-    "in two tensors without biases; name these in lora.targets, or leave experts out"
+    'Experts get adapters by the names "experts.gate_up_proj" and "experts.down_proj" in lora.targets, if transformers '
+    "holds those of a layer in two tensors without biases; use these names, or leave experts out"
 )
 INNER = ".base_layer"
 """End of the name of a module that PEFT has wrapped twice, for the first of two tensors with an adapter."""
@@ -197,7 +197,7 @@ def own_names(folder: Path) -> dict[str, str]:
             if has_inner:
                 own = [GATE_UP] if is_inner else [EXPERTS_DOWN]
             if len(own) != 1:
-                msg = f"lora.path {folder}: {CONFIG} does not say in target_parameters which tensor {stored} is of"
+                msg = f"lora.path {folder}: {CONFIG} does not name the tensor of {stored} in target_parameters"
                 raise ConfigError(msg)
             name = module.removesuffix(EXPERT[:-1]) + own[0] + end
         names[name] = stored
@@ -256,7 +256,7 @@ def match_saved(modules: Collection[str], saved: Sequence[str]) -> list[str]:
     for name in saved:
         matched = {module for module in modules if _matches(module, name)}
         if any(_is_expert(known) for known in (name, *matched)):
-            msg = f"lora.modules_to_save: {name!r} names experts, which are not trained as a whole; they {_NO_EXPERT}"
+            msg = f"lora.modules_to_save: {name!r} names experts, which are not trained as a whole. {_NO_EXPERT}"
             raise ConfigError(msg)
         if not matched:
             msg = f"lora.modules_to_save: {name!r} matches no module with weights; near it: {_near(name, modules)}"
@@ -278,7 +278,7 @@ def _is_expert(name: str) -> bool:
 def _no_target(target: str, linear: Collection[str], modules: Collection[str], experts: Collection[str]) -> str:
     others = sorted(name for name in (*modules, *experts) if _matches(name, target))
     if any(_is_expert(name) for name in (target, *others)):
-        return f"lora.targets: {target!r} names experts, which {_NO_EXPERT}"
+        return f"lora.targets: {target!r} names no layer that can have an adapter. {_NO_EXPERT}"
     if others:
         return (
             f"lora.targets: {target!r} matches {others[0]}, which is no linear layer; name it in lora.modules_to_save "

@@ -14,7 +14,7 @@ from relax_actors.data.escapes import escape
 from relax_actors.data.field_names import FieldNames
 from relax_actors.data.mixture import Mixture, first_items, shares_of
 from relax_actors.data.oversize import CUT
-from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data
+from relax_actors.data.prompt_maker import PromptMaker, admission_of
 from relax_actors.data.source import DataSource
 from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
@@ -38,11 +38,10 @@ def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
     The run's `first_rows` get the first row of the section `where` that can be used.
     """
     config, model = run.config, run.model
+    source = run.source(data)
     if model is None:
-        open_data(data)
         return
     tokenizer, facts = model.tokenizer, model.facts
-    source = open_data(data, config.media)
     whole = min(facts.context_length, config.trainer.max_tokens_per_microbatch)
     if config.rollout.max_tokens >= whole:
         return  # `check_lengths` reports it once, for all data
@@ -165,7 +164,7 @@ def check_set(run: CheckedRun, held_out: EvalSet, where: str) -> Iterator[str]:
     Raises:
         ConfigError: its reward compares with the answer, and rows have none; or no row has its category.
     """
-    source = open_data(held_out.source, run.config.media)
+    source = run.source(held_out.source)
     tasks = []
     for i in first_items(source, min(held_out.rows, SAMPLED_ROWS)):
         try:

@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from relax_actors.config import Config
 from relax_actors.config.data import DataSection
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.mixture import first_items
-from relax_actors.data.prompt_maker import open_data
 from relax_actors.data.source import DataSource, blocks_of
 from relax_actors.data.task import Medium, Task
 from relax_actors.errors import RowError
@@ -53,15 +52,16 @@ class Comparison:
     pairs: list[Pair]
 
 
-def note_duplicates(config: Config, held_out: DataSection, where: str) -> Iterator[str]:
+def note_duplicates(run: CheckedRun, held_out: DataSection, where: str) -> Iterator[str]:
     """Note the rows of a held-out source that are nearly equal to rows of the training data.
 
     Args:
-        config: configuration of the run.
+        run: the run.
         held_out: section of the held-out source.
         where: its name, for the note.
     """
-    duplicates = compare(open_data(config.data, config.media), open_data(held_out, config.media))
+    has_environment = run.config.environment is not None
+    duplicates = compare(run.source(run.config.data), run.source(held_out))
     of = f"{duplicates.trained} compared rows of the training data"
     if not duplicates.pairs:
         yield f"{where}: none of {duplicates.held_out} rows is nearly equal to one of {of}"
@@ -71,7 +71,7 @@ def note_duplicates(config: Config, held_out: DataSection, where: str) -> Iterat
         f"{where}: {len(duplicates.pairs)} of {duplicates.held_out} rows are nearly equal to one of {of}, so that "
         f"held-out scores are too good; the nearest: {first.held_out} and {first.trained}, which share "
         f"{first.index:.0%} of their sequences of {WORDS} words"
-        + ("; metadata, which the environment reads, too, was not compared" if config.environment is not None else "")
+        + ("; metadata, which the environment reads, too, was not compared" if has_environment else "")
     )
 
 

@@ -14,7 +14,7 @@ from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.example import Example
 from relax_actors.data.examples import ExampleMaker, row_of
 from relax_actors.data.mixture import first_items
-from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data
+from relax_actors.data.prompt_maker import PromptMaker, admission_of
 from relax_actors.data.source import DataSource
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError, SlowRowError
@@ -45,7 +45,7 @@ def check_examples(run: CheckedRun, data: DataSection, where: str) -> Iterator[s
     Raises:
         ConfigError: the source does not open, none of the rows can be trained, or a text begins twice.
     """
-    source, model = open_data(data, run.config.media), run.model
+    source, model = run.source(data), run.model
     if model is None:
         return
     context, admission = model.facts.context_length, admission_of(run.config, folder=model.folder)

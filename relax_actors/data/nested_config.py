@@ -73,10 +73,12 @@ def _rope_problems(text: Mapping[str, Any], spec: FamilySpec) -> Iterator[str]:
         return
     heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
     width = text.get("head_dim") or (hidden // heads if heads and hidden else None)
-    if width is not None and (len(sections) != 3 or 2 * sum(sections) != width):  # noqa: PLR2004 three axes
+    turned = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
+    if width is not None and (len(sections) != 3 or 2 * sum(sections) != int(width * turned)):  # noqa: PLR2004 three axes
+        part = "" if turned == 1 else f" x partial_rotary_factor = {turned:g}"
         yield (
             f"text_config.rope_parameters.mrope_section = {sections} must be three numbers that add up to half of "
-            f"head_dim = {width}"
+            f"head_dim = {width}{part}"
         )
     if spec.positions.sections == "interleaved" and not rope.get("mrope_interleaved"):
         yield f"text_config.rope_parameters of {spec.model_type} needs mrope_interleaved = true"
@@ -87,12 +89,15 @@ def tower_parameters(body: Mapping[str, Any]) -> int:
     body = body.get("thinker_config", body)
     vision, audio = body.get("vision_config", {}), body.get("audio_config", {})
     width = vision.get("embed_dim") or vision.get("hidden_size", 0)
-    total = vision.get("depth", 0) * _layer_parameters(width, vision.get("intermediate_size"))
+    layers = vision.get("depth") or vision.get("num_hidden_layers", 0)
+    total = layers * _layer_parameters(width, vision.get("intermediate_size"))
     if width:
         joined = width * vision.get("spatial_merge_size", 2) ** 2
         merger = joined * (joined + vision.get("out_hidden_size", width))
         total += merger * (1 + len(vision.get("deepstack_visual_indexes", [])))
-        total += 3 * vision.get("temporal_patch_size", 2) * vision.get("patch_size", 14) ** 2 * width
+        patch = vision.get("patch_size", 14)
+        pixels = patch[0] * patch[1] if isinstance(patch, list) else patch**2
+        total += 3 * vision.get("temporal_patch_size", 2) * pixels * width
     return int(
         total
         + audio.get("encoder_layers", 0) * _layer_parameters(audio.get("d_model", 0), audio.get("encoder_ffn_dim"))

@@ -14,7 +14,6 @@ from relax_actors.data.check import note_source
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.mixture import first_items
 from relax_actors.data.model_folder import measure
-from relax_actors.data.prompt_maker import open_data
 from relax_actors.data.source import SourceSettings
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.trace_files import TraceFiles
@@ -103,7 +102,7 @@ def check_traces(run: CheckedRun, data: DataSection, where: str) -> Iterator[str
     Raises:
         ConfigError: the source does not open, or none of the rows can be trained.
     """
-    source = open_data(data)
+    source = run.source(data)
     if run.model is None:
         return
     config, tokenizer = run.config, run.model.tokenizer

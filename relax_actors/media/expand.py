@@ -130,16 +130,24 @@ class _Builder:
 
     def medium(self, medium: Features) -> None:
         """Add an image, a video, or a sound."""
+        ids, spec = self.family.ids, self.family.spec
+        if spec.brackets:
+            self.text([ids["vision_start"]])
         self.starts.append(len(self.tokens))
         if not medium.visual:
             count = self._sound_tokens(medium)
-            self.text([self.family.ids[medium.kind]] * count)
-        elif medium.timestamps and self.family.spec.timestamp:
+            self.text([ids[medium.kind]] * count)
+        elif spec.positions.sections == "one axis" and self.family.vision is not None:
+            count = int(np.prod(medium.grid)) // self.family.vision.merge**2
+            self.text([ids[medium.kind]] * count)
+        elif medium.timestamps and spec.timestamp:
             count = self._timed_video(medium)
         else:
             places = vision_positions(medium.grid, self.family, medium.seconds_per_grid or None)
             count = int(places.shape[1])
-            self._vision([self.family.ids[medium.kind]] * count, places, medium.grid)
+            self._vision([ids[medium.kind]] * count, places, medium.grid)
+        if spec.brackets:
+            self.text([ids["vision_end"]])
         self.counts.append(count)
 
     def _sound_tokens(self, medium: Features) -> int:

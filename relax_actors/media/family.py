@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from relax_actors.config.media import is_nested
 from relax_actors.errors import ConfigError
-from relax_actors.media.families import FAMILIES_BY_TYPE
+from relax_actors.media.families import FAMILIES_BY_TYPE, REFUSED
 from relax_actors.media.families.spec import AudioSpec, FamilySpec, VisionSpec
 from relax_actors.media.processor_files import ProcessorFiles, read_processor_files
 from relax_actors.messages.media import AUDIO
@@ -66,6 +66,8 @@ class Family:
 
     def marker(self, kind: str, tokenizer: Tokenizer) -> str:
         """Return the text of one medium in a prompt that no chat template has written."""
+        if self.spec.brackets:
+            return tokenizer.id_to_token(self.ids[kind]) or ""
         span = AUDIO if kind == AUDIO else "vision"
         ids = (self.ids.get(f"{span}_start"), self.ids[kind], self.ids.get(f"{span}_end"))
         return "".join(tokenizer.id_to_token(token) or "" for token in ids if token is not None)
@@ -114,7 +116,8 @@ def spec_of_body(
     spec = known.get(model_type)
     if spec is None and is_nested(body):
         supported = ", ".join(sorted(known))
-        msg = f"{where}: multimodal models of type {model_type!r} are not supported; choose one of: {supported}"
+        why = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
+        msg = f"{where}: multimodal models of type {model_type!r} are not supported{why}; choose one of: {supported}"
         raise ConfigError(msg)
     return spec
 
@@ -130,6 +133,10 @@ def _vision(spec: FamilySpec, default: VisionSpec, body: dict[str, Any], files: 
         msg = "vision_config.in_channels must be 3"
         raise ConfigError(msg)
     video = files.video
+    tile = _number(body.get("image_size", default.tile)) if default.tile else 0
+    if tile % (sizes["patch_size"] * sizes["merge_size"]):
+        msg = f"vision_config.image_size = {tile} is no multiple of the pixels of a token"
+        raise ConfigError(msg)
     return replace(
         default,
         patch=sizes["patch_size"],
@@ -140,6 +147,8 @@ def _vision(spec: FamilySpec, default: VisionSpec, body: dict[str, Any], files: 
         image_pixels=files.pixels(files.image, default.image_pixels),
         video_pixels=files.pixels(video if spec.processors.reads_video_size else {}, default.video_pixels),
         fps=float(video.get("fps") or default.fps),
+        tile=tile,
+        tiles=files.tiles(default.tiles) if tile else default.tiles,
         frames=(int(video.get("min_frames") or default.frames[0]), int(video.get("max_frames") or default.frames[1])),
     )
 

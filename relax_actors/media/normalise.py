@@ -8,6 +8,13 @@ from torch import Tensor
 from relax_actors.media.families import VisionSpec
 
 
+def tiles_of(values: Tensor, spec: VisionSpec) -> Tensor:
+    """Return the pixels of tiles, `[tiles, 3, side, side]`, of what `pixel_values` returns for their patches."""
+    merge, patch, side = spec.merge, spec.patch, spec.tile // (spec.patch * spec.merge)
+    cut = values.view(-1, side, side, merge, merge, 3, patch, patch)
+    return cut.permute(0, 5, 1, 3, 6, 2, 4, 7).reshape(-1, 3, spec.tile, spec.tile)
+
+
 def pixel_values(patches: Tensor, spec: VisionSpec) -> Tensor:
     """Return normalised patches on their device, bit-equal to transformers' processor.
 

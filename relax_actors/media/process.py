@@ -86,6 +86,13 @@ def _process(
 
 def check_settings(settings: MediaSection, family: Family) -> None:
     """Check that settings fit a model; raises ConfigError if they do not."""
+    image = settings.image
+    if family.vision is not None and family.vision.tile and (image.min_pixels or image.max_pixels or image.multiple):
+        msg = (
+            f"image.min_pixels, max_pixels and multiple have no effect with a model of type {family.model_type}, which "
+            f"cuts images into tiles of {family.vision.tile} pixels a side; leave them out"
+        )
+        raise ConfigError(msg)
     if family.vision is not None:
         _check_pixels(IMAGE, settings.image, family.vision.image_pixels[0], family.vision)
         _check_pixels(VIDEO, settings.video, family.vision.video_pixels[0], family.vision)

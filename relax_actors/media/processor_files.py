@@ -68,6 +68,10 @@ class ProcessorFiles:
         high = part.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or default[1]
         return int(low), int(high)
 
+    def tiles(self, default: tuple[int, int]) -> tuple[int, int]:
+        """Return the least and the most tiles of an image."""
+        return int(self.image.get("min_patches", default[0])), int(self.image.get("max_patches", default[1]))
+
 
 def read_processor_files(folder: Path) -> ProcessorFiles:
     """Read a folder's processor files; raises ConfigError for malformed and unsupported ones."""

@@ -10,10 +10,11 @@ from relax_actors.config.media import ImageSection, MediaSection, VideoSection
 from relax_actors.media.families import VisionSpec
 from relax_actors.media.family import Family
 from relax_actors.media.processor_files import SOUND
+from relax_actors.messages.media import VIDEO
 
 
 def write_processor_files(folder: Path, family: Family, settings: MediaSection) -> None:
-    """Write preprocessor_config.json and, for models that see, video_preprocessor_config.json.
+    """Write preprocessor_config.json and, for models that see videos, video_preprocessor_config.json.
 
     With them `transformers.AutoProcessor` prepares prompts as [media] does. It has no words for `total_pixels` of
     models other than Qwen3-VL, `multiple`, and the settings of sounds but their sample rate.
@@ -29,13 +30,18 @@ def write_processor_files(folder: Path, family: Family, settings: MediaSection) 
         vision = family.vision
         image = of_all | {"image_processor_type": processors.image}
         _write(folder / "preprocessor_config.json", image | _image(vision, settings.image))
-        video = {"video_processor_type": processors.video} | _video(vision, settings.video)
-        _write(folder / "video_preprocessor_config.json", video)
+        if VIDEO in family.kinds:
+            video = {"video_processor_type": processors.video} | _video(vision, settings.video)
+            _write(folder / "video_preprocessor_config.json", video)
     else:
         _write(folder / "preprocessor_config.json", of_all)
 
 
 def _image(spec: VisionSpec, settings: ImageSection) -> dict[str, Any]:
+    if spec.tile:
+        tiles = {"crop_to_patches": True, "min_patches": spec.tiles[0], "max_patches": spec.tiles[1]}
+        channels = {"image_mean": list(spec.mean), "image_std": list(spec.std)}
+        return channels | tiles | {"size": {"height": spec.tile, "width": spec.tile}}
     return _patches(spec) | _size(spec.image_pixels, settings.min_pixels, settings.max_pixels)
 
 

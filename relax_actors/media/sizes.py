@@ -25,7 +25,7 @@ def resized(height: int, width: int, factor: int, pixels: tuple[int, int], frame
         width: width of the image.
         factor: side of a token in pixels, or a multiple of it.
         pixels: least and most pixels, of all frames together.
-        frames: number of frames whose pixels are counted together; 1 for an image.
+        frames: number of frames whose pixels are counted together; 1 for an image of most families.
 
     Raises:
         SizeError: the sides are too different.
@@ -48,6 +48,23 @@ def resized(height: int, width: int, factor: int, pixels: tuple[int, int], frame
         scale = math.sqrt(low / (frames * height * width))
         rows, columns = (math.ceil(side * scale / factor) * factor for side in (height, width))
     return rows, columns
+
+
+def arrangement(height: int, width: int, spec: VisionSpec) -> tuple[int, int]:
+    """Return the rows and columns of tiles whose shape is nearest to that of an image.
+
+    Of equally near arrangements the larger one is taken, as long as it has less than twice the pixels of the image.
+    """
+    least, most = spec.tiles
+    counts = range(1, most + 1)
+    grids = [(columns, rows) for columns in counts for rows in counts if least <= columns * rows <= most]
+    best, nearest = (1, 1), math.inf
+    for columns, rows in sorted(grids, key=math.prod):
+        distance = abs(width / height - columns / rows)
+        is_filled = width * height > 0.5 * spec.tile**2 * columns * rows
+        if distance < nearest or (distance == nearest and is_filled):
+            best, nearest = (rows, columns), distance
+    return best
 
 
 def frame_size(height: int, width: int, frames: int, spec: VisionSpec, settings: VideoSection) -> tuple[int, int]:

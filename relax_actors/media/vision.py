@@ -10,7 +10,7 @@ from relax_actors.media.decode_image import decode_image
 from relax_actors.media.decode_video import decode_frames, read_timeline
 from relax_actors.media.families import VisionSpec
 from relax_actors.media.features import Features
-from relax_actors.media.sizes import frame_size, resized, sampled
+from relax_actors.media.sizes import arrangement, frame_size, resized, sampled
 from relax_actors.media.source import Source
 from relax_actors.messages.media import IMAGE, VIDEO
 
@@ -22,17 +22,29 @@ def image_features(source: Source, spec: VisionSpec, settings: ImageSection) -> 
     return features_of_image(image, spec, settings)
 
 
+def _tiled(image: np.ndarray, spec: VisionSpec) -> np.ndarray:
+    """Return the tiles of an image from left to right and top to bottom, then the whole, `[tiles, side, side, 3]`."""
+    side, (rows, columns) = spec.tile, arrangement(image.shape[0], image.shape[1], spec)
+    canvas = resize(image, (rows * side, columns * side))
+    cut = canvas.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4).reshape(-1, side, side, 3)
+    return cut if len(cut) == 1 else np.concatenate([cut, resize(image, (side, side))[None]])
+
+
 def features_of_image(image: np.ndarray, spec: VisionSpec, settings: ImageSection) -> Features:
     """Return the features of a decoded image, [height, width, 3] uint8."""
-    patches, grid = to_patches(resize(image, image_size(image, spec, settings))[None], spec, temporal=1)
+    frames = _tiled(image, spec) if spec.tile else resize(image, image_size(image, spec, settings))[None]
+    patches, grid = to_patches(frames, spec, temporal=1)
     return Features(IMAGE, patches, grid, width=image.shape[1], height=image.shape[0])
 
 
 def image_size(image: np.ndarray, spec: VisionSpec, settings: ImageSection) -> tuple[int, int]:
     """Return height and width of a resized image; raises SizeError."""
+    if spec.tile:
+        rows, columns = arrangement(image.shape[0], image.shape[1], spec)
+        return rows * spec.tile, columns * spec.tile
     low = spec.image_pixels[0] if settings.min_pixels is None else settings.min_pixels
     high = spec.image_pixels[1] if settings.max_pixels is None else settings.max_pixels
-    return resized(image.shape[0], image.shape[1], settings.multiple or spec.factor, (low, high))
+    return resized(image.shape[0], image.shape[1], settings.multiple or spec.factor, (low, high), spec.image_frames)
 
 
 def video_features(

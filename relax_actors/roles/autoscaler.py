@@ -39,12 +39,14 @@ class Pool:
         spot: on nodes marked as spot, those that work.
         restarts: of all of them.
         places: nodes that may be scaled, by number.
+        working: all that hold rows.
     """
 
     engines: int
     spot: int
     restarts: int
     places: tuple[Place, ...] = ()
+    working: int = 0
 
     @property
     def least(self) -> int:
@@ -55,7 +57,7 @@ class Pool:
 def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
     """Count the rollouts on the node `wanted`, or on all; leases may be forged."""
     places: dict[int, Place] = {}
-    engines = spot = restarts = 0
+    engines = spot = restarts = working = 0
     for key, node in nodes.items():
         children = node.get("children")
         actors = children if isinstance(children, dict) else {}
@@ -67,14 +69,16 @@ def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
             if state.get("phase") not in ("stopping", "ended")
         }
         restarts += sum(number for s in living.values() if type(number := s.get("restarts")) is int)
+        busy = sum(s.get("phase") == "ready" and s.get("works") is True for s in living.values())
+        working += busy
         if node.get("spot") is True:
-            spot += sum(s.get("phase") == "ready" and s.get("works") is True for s in living.values())
+            spot += busy
             continue
         engines += len(living)
         number, own = key.rpartition(".")[2], sum(n < FIRST_ENGINE for n in living)
         if own and number.isdecimal() and wanted in ("", number, node.get("name")):
             places[int(number)] = Place(int(number), own, _room(node), len(actors))
-    return Pool(engines, spot, restarts, tuple(places[number] for number in sorted(places)))
+    return Pool(engines, spot, restarts, tuple(places[number] for number in sorted(places)), working)
 
 
 def _room(node: Mapping[str, Any]) -> int | None:
@@ -196,6 +200,7 @@ class Autoscaler(ServiceRole):
             engines=pool.engines if pool.places else None,
             least=pool.least if pool.places else 0,
             spot=pool.spot,
+            working=pool.working,
             oldest=await self._age_of_oldest(info) if info is not None and waiting else 0.0,
             starving=None if trainer is None else str(trainer.get("waits_for") or "").startswith(STARVES),
             restarts=pool.restarts,

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,10 @@ from broker.process import spawn
 from relax_actors.devices.binding import bind_to_cores
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols.server import ServerRecord, ServerSpec, answers, free_port, generates
-from relax_actors.errors import EngineError
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.isolation.proc import process
 from relax_actors.runtime.blackbox import BlackBox
-from relax_actors.runtime.device_lock import device_locks, is_held_by
+from relax_actors.runtime.device_lock import device_locks, is_held_by, kept_free
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.outcome import StatusPipe
@@ -45,10 +44,13 @@ class InferenceServerProcess:
         spec: how the server is started and asked.
         may_start: whether the server may take its memory. Where roles take turns on its device, this is the turn of the
             server's actor, which waits for the server.
+        locks: lock files of the devices on which roles take turns.
     """
 
-    def __init__(self, folder: RunFolder, n: int, spec: ServerSpec, may_start: Callable[[], bool]) -> None:
-        self._spec, self._may_start = spec, may_start
+    def __init__(
+        self, folder: RunFolder, n: int, spec: ServerSpec, may_start: Callable[[], bool], locks: Sequence[Path] = ()
+    ) -> None:
+        self._spec, self._may_start, self._locks, self._name = spec, may_start, locks, f"server.{n}"
         self._status = StatusPipe()
         self._box = BlackBox(folder.black_box(f"server.{n}"))
         self._record_path = folder.server(n)
@@ -131,8 +133,9 @@ class InferenceServerProcess:
         if self._spec.leave is None:
             return
         try:
-            self._spec.leave(self._record, self._may_start)
-        except EngineError as error:
+            with kept_free(self._locks, self._name):
+                self._spec.leave(self._record, self._may_start)
+        except Exception as error:  # noqa: BLE001 whatever keeps it there
             self._status.failed(f"the server keeps the device after its actor's turn: {error}")
             self._record.kill()
 
@@ -166,7 +169,7 @@ def main() -> None:
         locks, actor = device_locks(config, "rollout"), f"rollout.{number}"
         takes_turns = config.placement.leaves_device("rollout")
         may_start = partial(is_held_by, locks, actor) if takes_turns else lambda: True
-        keeper = InferenceServerProcess(folder, number, spec, may_start)
+        keeper = InferenceServerProcess(folder, number, spec, may_start, locks if takes_turns else ())
         signal.signal(signal.SIGTERM, keeper.request_stop)
         code = keeper.run()
     except BaseException:  # noqa: BLE001 the process ends here

@@ -75,7 +75,9 @@ PROGRAMS = {
     "r3.py": Program("--backend torch --steps 2", (r"torch",)),
     "recompute.py": Program("--tokens 512 --layers 2 --hidden 32", (r"none: +\d+ MiB", r"full: +\d+ MiB")),
     "rank_recovery.py": Program(
-        "--kills 1 --ranks 2", (r"next step after +\d+\.\d s", r"1 kills of 2 ranks: the same weights"), ("megatron",)
+        "--kills 1 --ranks 2 --seed 3",
+        (r"remote rank +killed 1 times: next step after +\d+\.\d s", r"1 kills of 2 ranks: the same weights"),
+        ("megatron",),
     ),
     "record.py": Program("--steps 5 --pairs 1", (r"median ratio \d", r"ms of CPU a step")),
     "recovery.py": Program("--kills 1 --targets reward", (r"reward +\d", r"lost 0")),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import pytest
 
 from relax_actors.errors import ActorError
 from relax_actors.runtime import device_lock
-from relax_actors.runtime.device_lock import DeviceLock, is_held_by
+from relax_actors.runtime.device_lock import DeviceLock, is_held_by, kept_free
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
 
@@ -93,6 +94,29 @@ def test_server_sees_when_its_actor_has_the_device(tmp_path: Path) -> None:
         assert not is_held_by(paths, "rollout.0")
         assert not is_held_by(paths, "rollout")
     assert not is_held_by(paths, "rollout.1")  # it had the device last, and is gone
+
+
+def test_device_that_is_kept_free_waits_for_a_server_to_leave_it(tmp_path: Path) -> None:
+    paths = [tmp_path / "0.lock"]
+    with ExitStack() as stack:
+        with kept_free(paths, "server.0"):
+            stack.enter_context(computing(tmp_path, "rollout.0#7", 60))
+            wait_until(lambda: waits(paths[0]), "the actor that waits for the device")
+            assert not is_held_by(paths, "rollout.0")
+            assert not log_of(tmp_path)
+        wait_until(lambda: log_of(tmp_path), "the turn of the actor")
+        with kept_free(paths, "server.0"):
+            assert is_held_by(paths, "rollout.0"), "a device in use stays with its holder"
+
+
+def waits(path: Path) -> bool:
+    """Whether an actor waits for a device: it has the second lock."""
+    with path.with_suffix(".next").open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def test_long_wait_names_the_holder_counts_as_progress_and_ends_after_patience(

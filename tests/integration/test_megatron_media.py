@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ep2": ("qwen3_vl_moe", {"expert_parallel": 2}),
     "cp2": ("qwen3_omni_moe_thinker", {"context_parallel": 2, "recompute": "full"}),
     "cp2_qwen2_audio": ("qwen2_audio", {"context_parallel": 2}),
+    "pp2_internvl": ("internvl", {"pipeline_parallel": 2}),
     "tp2_pp2": ("qwen3_vl", {"ranks": 4, "tensor_parallel": 2, "pipeline_parallel": 2, "sequence_parallel": True}),
 }
 SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "cp2": ("qwen3_vl", {"context_parallel": 2}),
     "pp2": ("qwen2_5_omni_thinker", {"pipeline_parallel": 2, "recompute": "full"}),
+    "dp2_tp2": ("qwen3_vl", {"ranks": 4, "tensor_parallel": 2}),
+    "dp2_pp2": ("qwen3_vl", {"ranks": 4, "pipeline_parallel": 2}),
 }
 """Layouts whose ranks are compared with ranks that do not share the towers."""
 UNUSED = "audio_tower.audio_bos_eos_token.weight"
@@ -102,6 +106,8 @@ def test_ranks_that_share_the_towers_train_what_each_alone_would_and_replay_thei
     own = config.trainer.megatron.model_copy(update={"share_towers": False})
     alone = config.model_copy(update={"trainer": config.trainer.model_copy(update={"megatron": own})})
     shared, samples = started(group_of(config)), media_batch(config)
+    if name.startswith("dp2"):  # one of the two replicas has no media
+        samples = [*samples[:2], *samples[4:]]
     before = weights_of(shared, tmp_path / "before")
     metrics = train(shared, samples, 0, silent).metrics
     after, fingerprint = weights_of(shared, tmp_path / "after"), shared.fingerprint()
@@ -113,6 +119,19 @@ def test_ranks_that_share_the_towers_train_what_each_alone_would_and_replay_thei
         # Updates are gradients here. Sums in another order differ in the last bits of weights and gradients.
         assert (after[weight] - tensor).abs().max() <= 1e-5 * max(step, tensor.abs().max()), weight
         assert step or weight.endswith(UNUSED), f"{weight} is not trained"
+    reports: list[list[str]] = [[], []]
+    # Copies of the towers have the weights of the step before, those of the reference the first ones.
+    both = [
+        train(group, samples, 1, partial(found.append, "")).metrics
+        for group, found in zip((shared, other), reports, strict=True)
+    ]
+    assert both[0] == pytest.approx(both[1], rel=1e-4, abs=1e-5)
+    left = [group.release_memory(tmp_path / "away") for group in (shared, other)]
+    if "pipeline_parallel" in SHARED[name][1]:
+        assert len(reports[0]) > len(reports[1])  # for media that are encoded ahead, too
+        towers = sum(tensor.nbytes for weight, tensor in before.items() if "visual." in weight or "audio" in weight)
+        assert left[0] - left[1] >= 2 * towers  # the copies of model and reference leave the device
+    shared.resume_memory()
     started(shared)
     assert train(shared, samples, 0, silent).metrics == metrics
     assert shared.fingerprint() == fingerprint

@@ -15,11 +15,12 @@ from relax_actors.engines.megatron.families import TEXT_FAMILIES
 from relax_actors.engines.protocols import MediaItem, PromptMedia
 from relax_actors.media.families import FAMILIES as REGISTERED
 from relax_actors.media.family import Family
-from relax_actors.media.normalise import pixel_values
+from relax_actors.media.normalise import pixel_values, tiles_of
 from tests.support.text_families import RECURRENT
 
 PROMPTS: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {
     ("image", "video"): (("image",), ("video", "image"), ()),
+    ("image",): (("image",), ("image", "image"), ()),
     ("audio",): (("audio",), ("audio", "audio"), ()),
     ("image", "video", "audio"): (("image", "audio"), ("audio", "video", "image", "audio"), ()),
 }
@@ -47,6 +48,11 @@ VISION25 = VISION | {"fullatt_block_indexes": [1], "window_size": 32}
 SOUND = {"num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "d_model": 32}
 SOUND |= {"output_dim": 32, "n_window": 50, "max_source_positions": 200}
 VISION35 = VISION | {"in_channels": 3, "num_position_embeddings": 16}
+VISION_GLM = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 8}
+VISION_GLM |= {"out_hidden_size": 32, "image_size": 32}
+TILES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+TILES |= {"image_size": [32, 32], "patch_size": [8, 8]}
+HALF_TURNED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
 WHOLE = INTERLEAVED | {"partial_rotary_factor": 1.0}
 RECURRENT_MOE = RECURRENT | {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -78,6 +84,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "qwen2"} | TEXT,
         "audio_config": {**SOUND, "model_type": "qwen2_audio_encoder", "max_source_positions": 100},
     },
+    "internvl": {
+        "text_config": {"model_type": "qwen2"} | TEXT,
+        "vision_config": TILES,
+        "tie_word_embeddings": False,
+    },
+    "glm4v": {"text_config": TEXT | {"rope_parameters": HALF_TURNED}, "vision_config": VISION_GLM},
 }
 """`model.architecture` of each family by model type, without `model_type` itself."""
 OF_MEGATRON = [name for name in FAMILIES if REGISTERED[name].decoder.family in TEXT_FAMILIES]
@@ -149,6 +161,8 @@ class MediaPrompts:
         assert spec is not None
         time = 1 if kind == "image" else int(self._random.integers(1, 3))
         rows, columns = (2 * int(self._random.integers(1, 4)) for _ in range(2))
+        if spec.tile:
+            time, rows, columns = int(self._random.integers(1, 4)), spec.tile // spec.patch, spec.tile // spec.patch
         frames = 1 if kind == "image" else spec.temporal
         shape = (time * rows * columns, 3 * frames * spec.patch**2)
         patches = self._random.integers(0, 256, shape, np.uint8)
@@ -165,7 +179,7 @@ class MediaPrompts:
 
     def positions(self, tokens: NDArray[Any], items: Sequence[MediaItem]) -> NDArray[Any]:
         """Return the rotary positions of a prompt by the model's own rule, `[3, len]`."""
-        if self._family.vision is None or not items:
+        if self._family.spec.positions.sections == "one axis" or not items:
             return np.broadcast_to(np.arange(len(tokens), dtype=np.int32), (3, len(tokens)))
         owner: Any = self._model if hasattr(self._model, "get_rope_index") else self._model.model
         inputs = model_inputs(self._family, tokens, items)
@@ -195,6 +209,9 @@ def model_inputs(family: Family, tokens: NDArray[Any], items: Sequence[MediaItem
             assert family.vision is not None
             pixels = [pixel_values(torch.from_numpy(item.features), family.vision) for item in chosen]
             found[f"pixel_values{suffix}"] = torch.cat(pixels)
+            if family.vision.tile:
+                found["pixel_values"] = tiles_of(torch.cat(pixels), family.vision)
+                return found
             found[grid] = torch.from_numpy(np.stack([item.grid for item in chosen]).astype(np.int64))
     if (videos := [item for item in items if item.kind == "video"]) and not family.spec.timestamp:
         name = "video_second_per_grid" if family.audio else "second_per_grid_ts"
@@ -203,9 +220,11 @@ def model_inputs(family: Family, tokens: NDArray[Any], items: Sequence[MediaItem
         found |= _sound_inputs(sounds)
     if not family.audio:
         kinds = [
-            torch.full_like(ids, number + 1) * (ids == family.ids[k]) for number, k in enumerate(("image", "video"))
+            torch.full_like(ids, number + 1) * (ids == family.ids[kind])
+            for number, kind in enumerate(("image", "video"))
+            if kind in family.kinds
         ]
-        found["mm_token_type_ids"] = (kinds[0] + kinds[1]).int()
+        found["mm_token_type_ids"] = torch.stack(kinds).sum(0).int()
     return found
 
 

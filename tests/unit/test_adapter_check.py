@@ -222,7 +222,7 @@ def test_experts_have_adapters_by_their_own_names_alone(tmp_path: Path) -> None:
     for setting in ("targets", "modules_to_save"):
         for name in ("experts.0.up_proj", "experts", "model.layers.1.mlp.e*"):
             config = adapter_config(tmp_path / "run", folder, {setting: [name]})
-            message = f"lora.{setting}: '{name}' names experts, which "
+            message = f"lora.{setting}: '{name}' names "
             assert refusal(config, folder).startswith(message)
             assert '"experts.gate_up_proj" and "experts.down_proj"' in refusal(config, folder)
 

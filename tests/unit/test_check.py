@@ -51,6 +51,26 @@ def test_data_is_checked_where_the_model_cannot_be_read(tmp_path: Path) -> None:
     assert errors(f"{ARCHITECTURE}.hidden_size=0", "data.kind=jsonl", f"data.path={missing}") == (model, data)
 
 
+def test_each_data_source_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "counted_tasks.py").write_text(
+        "from pathlib import Path\n"
+        "def make(*, size, seed, log):\n"
+        "    with Path(log).open('a') as file:\n"
+        "        file.write(f'{seed}\\n')\n"
+        "    return [(f'{number}{seed}>', '1#') for number in range(10)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    log = tmp_path / "opened"
+    sections = [
+        f"{section}.{setting}"
+        for section in ("data", "eval.data")
+        for setting in ("function=counted_tasks.make", f"options={{log={str(log)!r}}}")
+    ]
+    config = load_config(DEMO, [*sections, "data.seed=1", "eval.data.seed=2", "eval.rows=5"])
+    assert examine(config, calls=tmp_path).errors == ()
+    assert sorted(log.read_text().split()) == ["1", "2"]
+
+
 def test_the_demo_has_no_errors() -> None:
     assert errors() == ()
 

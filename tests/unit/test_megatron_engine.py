@@ -54,6 +54,17 @@ def test_five_steps_match_torch_engine(tmp_path: Path, architecture: dict[str, A
     assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(torch_engine, tmp_path / "b")) < 5e-5
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_embedding_of_padding_is_not_trained_as_in_the_torch_engine(tmp_path: Path, *, tied: bool) -> None:
+    architecture = DENSE | {"tie_word_embeddings": tied, "pad_token_id": 3}
+    megatron, torch_engine = both(config_of(tmp_path, architecture, trainer={"learning_rate": 1e-3}))
+    assert any((sample.token_ids[:-1] == 3).any() for sample in batch_of(0))
+    for step in range(3):
+        ours, theirs = (train(engine, batch_of(step), step, silent).metrics for engine in (megatron, torch_engine))
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(torch_engine, tmp_path / "b")) < 5e-5
+
+
 def started(config: Config) -> MegatronEngine:
     engine = MegatronEngine(config)
     engine.initialise(5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.model import build
 from relax_actors.engines.torch.multimodal import decoder_of
 from relax_actors.engines.torch.packing import is_recurrent
+from relax_actors.engines.torch.towers import encode
 from relax_actors.media.family import Family, family_of
 from tests.support.models import config_of
 from tests.support.tiny_media_models import FAMILIES, architecture_of, plain_logits, prompts_of
@@ -71,6 +73,10 @@ def _large(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+ENTRIES = ("patch_embed", "patch_embeddings", "audio_tower.conv1")
+"""Modules of towers that read media first."""
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return Tiny(tmp_path_factory.mktemp("run"), request.param)
@@ -90,7 +96,7 @@ def test_packed_log_probs_and_gradients_equal_those_of_each_row_alone(tiny: Tiny
     for name, parameter in tiny.alone.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-5 * largest, rtol=1e-4, msg=name)
-    towers = [name for name in gradients if "visual" in name or "audio_tower" in name]
+    towers = [name for name in gradients if any(tower in name for tower in ("visual", "_tower"))]
     assert towers
     assert gradients.keys() == {name for name, p in tiny.alone.named_parameters() if p.grad is not None}
 
@@ -104,7 +110,7 @@ def test_text_alone_needs_no_media_object(tiny: Tiny) -> None:
 def test_towers_read_the_media_of_a_row_once_in_a_micro_batch(tiny: Tiny) -> None:
     row = [sample for sample in tiny.samples if sample.row == 1]
     read: list[int] = []
-    towers = [m for name, m in tiny.packed.named_modules() if name.endswith(("patch_embed", "audio_tower.conv1"))]
+    towers = [m for name, m in tiny.packed.named_modules() if name.endswith(ENTRIES)]
     hooks = [tower.register_forward_hook(lambda _, given, __: read.append(len(given[0]))) for tower in towers]
     tiny.packed_logprobs(row[:1])
     once = list(read)
@@ -113,6 +119,17 @@ def test_towers_read_the_media_of_a_row_once_in_a_micro_batch(tiny: Tiny) -> Non
     for hook in hooks:
         hook.remove()
     assert read == once * (6 if tiny.is_recurrent else 1)
+
+
+def test_towers_compute_where_their_weights_are(tiny: Tiny) -> None:
+    media = [sample.media for sample in tiny.samples if sample.media is not None and sample.media.items]
+    expected = encode(tiny.alone, tiny.family, media).embeddings
+    model = deepcopy(tiny.alone)
+    decoder_of(model).to("meta")  # type: ignore[arg-type]  # a decorator hides its types
+    model.lm_head.to("meta")
+    model.register_parameter("first", torch.nn.Parameter(torch.empty(1, device="meta")))
+    assert model.device.type == "meta"
+    torch.testing.assert_close(encode(model, tiny.family, media).embeddings, expected)
 
 
 def test_media_of_another_prompt_are_refused(tiny: Tiny) -> None:

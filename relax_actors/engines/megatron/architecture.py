@@ -57,6 +57,7 @@ def architecture_of(folder: Path) -> Architecture:
         prefix="model." if spec is None else spec.decoder.prefix,
         rotary_sections=tuple(rotary.get("mrope_section") or ()),
         rotary_interleaved=spec is not None and spec.positions.sections == "interleaved",
+        padding=fields.get("pad_token_id"),
         deepstack_layers=len(deepstack_indexes(whole.to_dict())),
     )
 

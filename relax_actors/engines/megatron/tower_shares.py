@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from relax_actors.engines.protocols.media import MediaItem, PromptMedia
 from relax_actors.engines.torch.towers import Encoded, in_tower_order
+
+Group: TypeAlias = tuple[list[list[MediaItem]], Tensor]
+"""Works that are encoded together, and the rows `[n] int64` of their features in the part of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +78,28 @@ class TowerShares:
             shares[rank].append(number)
         return cls([[works[number] for number in sorted(share)] for share in shares], features)
 
-    def works(self, rank: int) -> Iterator[tuple[list[MediaItem], Tensor]]:
-        """Works of a rank in order, each with the rows `[n] int64` of its features in the rank's part."""
-        for work in self._parts[rank]:
-            yield work, self._rows(work) - rank * self.longest
+    def groups(self, rank: int, most: int | None = None) -> Iterator[Group]:
+        """Yield the works of a rank in order, as many at once as have at most `most` embeddings, all by default.
 
-    def _rows(self, items: Sequence[MediaItem]) -> Tensor:
-        """Rows of the embeddings of items, then of the features of each layer, `[n] int64`."""
-        return torch.cat([self._embeddings(items), *(self._features(items, n) for n in range(self._layers))])
+        A work with more is alone. Each group comes with the rows `[n] int64` of its features in the rank's part.
+        """
+        group: list[list[MediaItem]] = []
+        size = 0
+        for work in self._parts[rank]:
+            own = sum(item.tokens for item in work)
+            if group and most is not None and size + own > most:
+                yield group, self._rows(group, rank)
+                group, size = [], 0
+            group.append(work)
+            size += own
+        if group:
+            yield group, self._rows(group, rank)
+
+    def _rows(self, works: Sequence[Sequence[MediaItem]], rank: int) -> Tensor:
+        """Rows of the embeddings of works, then of the features of each layer, in the part of a rank."""
+        items = [item for work in works for item in work]
+        whole = torch.cat([self._embeddings(items), *(self._features(items, n) for n in range(self._layers))])
+        return whole - rank * self.longest
 
     def _embeddings(self, items: Sequence[MediaItem]) -> Tensor:
         return _ranges([(self._places[id(item)].embeddings, item.tokens) for item in items])

@@ -45,9 +45,9 @@ class ServerSpec:
     shared_memory: tuple[str, ...] = ()
     """Beginnings of the names of shared-memory segments that the server may leave when it is killed."""
     leave: Callable[[ServerRecord, Callable[[], bool]], None] | None = None
-    """Have the server free the memory of its device, where roles take turns there, unless it has, or its actor holds
-    the device by now, which the second argument tells; raises EngineError if the server does not. The keeper calls it
-    after each turn of the actor, which may have been killed in the turn."""
+    """Have the server free the memory of its device, where roles take turns there, unless it has left already or its
+    actor holds the device again, as the second argument tells; raises an error if the server stays. The keeper calls it
+    after each turn of the actor, which may have been killed in the turn, and then kills a server that stays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ CONNECT_SECONDS, ANSWER_SECONDS, LOAD_SECONDS = 5.0, 60.0, 600.0
 UNLOAD_SECONDS = 5.0
 """Time for a server to unload an adapter. It waits for requests that use it, and does so without a client, too."""
 POLL_SECONDS = 0.05
+LEAVE_SECONDS = 10.0
+"""Time for a server whose actor was killed to leave its GPU; the next role waits for the memory twice as long."""
 OK = 200
 UNFINISHED = "unfinished"
 """Name of the weights while an update is in progress."""
@@ -162,14 +164,14 @@ class Server:
         """
         self._send("POST", "/end_weight_update", {}, LOAD_SECONDS)
 
-    def release_memory(self) -> None:
+    def release_memory(self, seconds: float = LOAD_SECONDS) -> None:
         """Free the GPU memory of weights, which stay in host memory, and of the key-value cache, which is lost.
 
         The name of the weights says so, for the next incarnation of the actor: to resume what was not released ends a
         server. The server must be idle. A server on a CPU answers, and frees nothing.
         """
         self._rename(AWAY + self.identity())
-        self._ask("POST", "/release_memory_occupation", {}, LOAD_SECONDS)
+        self._ask("POST", "/release_memory_occupation", {}, seconds)
 
     def resume_memory(self) -> bool:
         """Take the memory back, and give the weights their name; return whether it was released."""
@@ -185,20 +187,21 @@ class Server:
         Does nothing to a server on a CPU, to one that has left, and while the actor holds the device: `is_held`.
 
         Raises:
-            EngineError: it does not leave.
+            EngineError: it does not leave within `LEAVE_SECONDS`.
         """
+        end = time.monotonic() + LEAVE_SECONDS
         if not self.room().leaving_bytes or self.identity().startswith(AWAY) or is_held():
             return
         if self.identity().startswith(AWAY):  # the actor had left between the two answers
             return
-        end = time.monotonic() + ANSWER_SECONDS
         self.abort()
         while not self.is_idle():
             if time.monotonic() > end:
-                msg = f"the server at {self.record.url} does not end its requests within {ANSWER_SECONDS:g} s"
+                msg = f"the server at {self.record.url} does not end its requests within {LEAVE_SECONDS:g} s"
                 raise EngineError(msg)
             time.sleep(POLL_SECONDS)
-        self.release_memory()
+        if not is_held():
+            self.release_memory(max(1.0, end - time.monotonic()))
 
     def pause(self) -> None:
         """Pause between two tokens; running samples return to the queue.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from relax_actors.engines.protocols.media import MediaItem, PromptMedia
 from relax_actors.media.family import Family
-from relax_actors.media.normalise import pixel_values
+from relax_actors.media.normalise import pixel_values, tiles_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +100,43 @@ def _encode_visual(
     if family.vision is None:
         msg = f"a {family.model_type} model has no tower for images and videos"
         raise ValueError(msg)
-    patches = [torch.from_numpy(np.array(item.features)).to(model.device) for item in items]
+    device = _device_of(model, "visual", "vision_tower")
+    patches = [torch.from_numpy(np.array(item.features)).to(device) for item in items]
     pixels = torch.cat([pixel_values(one, family.vision) for one in patches])
+    if family.vision.tile:
+        return _encode_tiles(model, tiles_of(pixels, family.vision)), ()
     grid = torch.from_numpy(np.stack([item.grid for item in items]).astype(np.int64))
     # Images and videos go through the same tower, so one call encodes both.
     encode_images: Any = model.get_image_features
-    found = encode_images(pixels, image_grid_thw=grid.to(model.device), return_dict=True)
+    found = encode_images(pixels, image_grid_thw=grid.to(device), return_dict=True)
     deepstack = getattr(found, "deepstack_features", None) or ()
     return _joined(found.pooler_output), tuple(map(_joined, deepstack))
+
+
+def _device_of(model: PreTrainedModel, *names: str) -> torch.device:
+    """Return where a tower computes; other weights of the model may be elsewhere, as with `trainer.torch.offload`."""
+    places = [owner for owner in (model, getattr(model, "model", None)) if owner is not None]
+    tower = next(getattr(owner, name) for owner in places for name in names if hasattr(owner, name))
+    device: torch.device = next(tower.parameters()).device
+    return device
 
 
 def _joined(parts: Tensor | Sequence[Tensor]) -> Tensor:
     """Return the rows of all images; some versions of transformers return them image by image."""
     return parts if isinstance(parts, Tensor) else torch.cat(tuple(parts))
+
+
+def _encode_tiles(model: PreTrainedModel, tiles: Tensor) -> Tensor:
+    """Encode `[tiles, 3, side, side]`; return the embeddings of all, one tile after the other."""
+    settings, encode_images = model.config, cast("Any", model.get_image_features)
+    found = encode_images(
+        tiles,
+        vision_feature_layer=settings.vision_feature_layer,
+        vision_feature_select_strategy=settings.vision_feature_select_strategy,
+        return_dict=True,
+    )
+    embeddings: Tensor = found.pooler_output.flatten(0, 1)
+    return embeddings
 
 
 def _encode_sounds(model: PreTrainedModel, family: Family, prompts: Sequence[list[MediaItem]]) -> list[Tensor]:
@@ -181,4 +205,5 @@ def _padded(model: PreTrainedModel, items: Sequence[MediaItem]) -> tuple[Tensor,
     frames = max(item.features.shape[1] for item in items)
     features = np.stack([np.pad(item.features, ((0, 0), (0, frames - item.features.shape[1]))) for item in items])
     mask = (np.arange(frames) < np.array([int(item.grid[0]) for item in items])[:, None]).astype(np.int64)
-    return torch.from_numpy(features).to(model.device, model.dtype), torch.from_numpy(mask).to(model.device)
+    device = _device_of(model, "audio_tower")
+    return torch.from_numpy(features).to(device, model.dtype), torch.from_numpy(mask).to(device)

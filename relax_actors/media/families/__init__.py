@@ -1,5 +1,7 @@
 """Families of multimodal models: one file each, registered here."""
 
+from relax_actors.media.families.glm4v import GLM4V
+from relax_actors.media.families.internvl import INTERNVL
 from relax_actors.media.families.qwen2_5_omni import QWEN2_5_OMNI
 from relax_actors.media.families.qwen2_5_vl import QWEN2_5_VL
 from relax_actors.media.families.qwen2_audio import QWEN2_AUDIO
@@ -21,10 +23,17 @@ FAMILIES = {
         QWEN2_5_OMNI,
         QWEN3_OMNI,
         QWEN2_AUDIO,
+        GLM4V,
+        INTERNVL,
     )
 }
 """Families by model type."""
 FAMILIES_BY_TYPE = FAMILIES | {family.whole: family for family in FAMILIES.values() if family.whole}
 """The same, with omni models that have a voice, too."""
+REFUSED = {
+    "gemma3": "every token of an image attends to all others of it, and attention to packed sequences is causal",
+    "kimi_vl": "transformers has no class for it, and code that comes with a model folder is not run",
+}
+"""Why known families are not supported, by model type."""
 
-__all__ = ["FAMILIES", "FAMILIES_BY_TYPE", "AudioSpec", "FamilySpec", "VisionSpec"]
+__all__ = ["FAMILIES", "FAMILIES_BY_TYPE", "REFUSED", "AudioSpec", "FamilySpec", "VisionSpec"]

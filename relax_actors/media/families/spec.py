@@ -26,6 +26,9 @@ class VisionSpec:
         whole_video: whether the pixels of a video are counted over all of its frames.
         fps: frames sampled for each second by default.
         frames: least and most sampled frames by default.
+        image_frames: frames that an image counts as for the bounds of its pixels.
+        tile: side of a tile in pixels, where an image becomes tiles of one size; 0 if it is one grid of patches.
+        tiles: least and most tiles of an image; with several, the whole image in the size of a tile is one more.
     """
 
     patch: int
@@ -38,6 +41,9 @@ class VisionSpec:
     whole_video: bool
     fps: float = 2.0
     frames: tuple[int, int] = (4, 768)
+    image_frames: int = 1
+    tile: int = 0
+    tiles: tuple[int, int] = (1, 1)
 
     @property
     def factor(self) -> int:
@@ -131,7 +137,7 @@ class DecoderSpec:
         is_open: whether `text_config.model_type` may name any text model.
     """
 
-    family: Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text"]
+    family: Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text", "glm4"]
     prefix: str = "model.language_model."
     ignores_head_dim: bool = False
     is_open: bool = False
@@ -158,7 +164,8 @@ class FamilySpec:
         model_type: in config.json; of omni models that of the thinker, the part that reads and writes text.
         whole: model type of an omni model that holds the thinker and a voice; empty for others.
         voice: prefixes of the weights that write speech, which are neither built nor trained.
-        tokens: text of each special token of media in the tokenizers of the real models, by role.
+        tokens: text of each special token of media in the tokenizers of the real models, by role; the kinds of media
+            that the models take are among the roles.
         placeholder_field: field of config.json with the id of a placeholder.
         vision: preprocessing of images and videos where config.json and the processor files leave it open.
         audio: preprocessing of sounds, likewise.
@@ -167,6 +174,8 @@ class FamilySpec:
         processors: classes in transformers that prepare media.
         vision_width: field of `vision_config` that must equal the decoder's hidden size.
         decoder: the text model.
+        brackets: whether a prompt has the placeholder of an image alone, around which `vision_start` and `vision_end`
+            are written with its tokens.
         stored_prefixes: prefixes of weights in transformers, each with one that files of checkpoints have for it.
         sglang: how SGLang serves the family.
     """
@@ -183,10 +192,11 @@ class FamilySpec:
     placeholder_field: str = "{}_token_id"
     timestamp: str = ""
     vision_width: str = "out_hidden_size"
+    brackets: bool = False
     stored_prefixes: tuple[tuple[str, str], ...] = ()
     sglang: SglangSpec = SglangSpec()
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of media that the models take."""
-        return ((IMAGE, VIDEO) if self.vision else ()) + ((AUDIO,) if self.audio else ())
+        return tuple(kind for kind in (IMAGE, VIDEO, AUDIO) if kind in self.tokens)

@@ -40,11 +40,22 @@ def test_engines_are_added_after_rows_have_waited_for_out_for() -> None:
 
 
 def test_engines_whose_caches_hold_fewer_rows_than_allowed_get_company() -> None:
-    full = replace(BUSY, waiting=12, in_hand=8, rows_per_engine=32)
-    decisions, _ = looks(full, SECTION.out_for + 5, Timers(0.0))
+    full = replace(BUSY, waiting=12, in_hand=8, rows_per_engine=32, working=1)
+    decisions, timers = looks(full, SECTION.out_for + 5, Timers(0.0))
     assert next(d for d in decisions if d.action is Action.OUT).needed == 3, "20 rows, of which an engine holds 8"
-    hung, _ = looks(replace(full, in_hand=0), 600.0, Timers(0.0))
-    assert actions(hung) == {Action.HOLD}, "rows wait, but no engine is full"
+    busy = replace(full, waiting=0, in_hand=20, engines=3, working=3, starving=False, oldest=0.0)
+    later, timers = looks(busy, SECTION.in_for + 60, timers, begin=100.0)
+    assert actions(later) == {Action.HOLD}, "they are still needed when no row waits"
+    fewer = replace(busy, in_hand=20, working=1)  # rows have become shorter
+    last, _ = looks(fewer, SECTION.in_for + 60, timers, begin=1000.0)
+    assert Action.IN in actions(last)
+
+
+@pytest.mark.parametrize("change", [{"in_hand": 0, "working": 0}, {"engines": 4}])
+def test_engines_that_start_are_not_taken_for_full_ones(change: dict[str, int]) -> None:
+    figures = replace(BUSY, waiting=12, in_hand=8, rows_per_engine=32, working=1)
+    decisions, _ = looks(replace(figures, **change), 600.0, Timers(0.0))
+    assert Action.OUT not in actions(decisions)
 
 
 @pytest.mark.parametrize(

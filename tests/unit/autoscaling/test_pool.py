@@ -35,6 +35,7 @@ def test_all_nodes_are_scaled_or_the_chosen_one() -> None:
     assert pool_of(nodes, "").places == (Place(1, 1, 3, 2), Place(2, 2, None, 3))
     assert [place.node for place in pool_of(nodes, "2").places] == [2]
     assert [place.node for place in pool_of(nodes, "n1000").places] == [1]
+    assert pool_of(nodes, "").working == 3
     assert (pool_of(nodes, "").engines, pool_of(nodes, "").least, pool_of(nodes, "1").least) == (3, 2, 3)
 
 

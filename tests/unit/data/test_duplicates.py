@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from relax_actors.config import load_config
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.duplicates import compare, note_duplicates
 from relax_actors.data.sources import open_source
 from relax_actors.data.task import Medium, Task
@@ -65,7 +66,7 @@ def test_rows_with_other_metadata_are_near_and_the_note_says_what_an_environment
     for more, words in ((settings, False), ([*settings, *played], True)):
         config = load_config(SUPPORT / "tiny.toml", [*more, "eval.rows=1"])
         assert config.eval is not None
-        (note,) = note_duplicates(config, config.eval.data, "eval.data")
+        (note,) = note_duplicates(CheckedRun(config=config, here=()), config.eval.data, "eval.data")
         assert "1 of 1 rows" in note
         assert ("the environment reads" in note) == words
 
@@ -80,4 +81,4 @@ def test_note_names_the_nearest_rows(tmp_path: Path) -> None:
         f"scores are too good; the nearest: {held_out} line 1 and {trained} line 2, which share 90% of their sequences "
         "of 5 words"
     )
-    assert list(note_duplicates(config, config.eval.data, "eval.data")) == [note]
+    assert list(note_duplicates(CheckedRun(config=config, here=()), config.eval.data, "eval.data")) == [note]

@@ -116,10 +116,10 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path, name: str) -> None:
 
 def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        checked(tmp_path, architecture_of("qwen3_vl") | {"model_type": "internvl"})
+        checked(tmp_path, architecture_of("qwen3_vl") | {"model_type": "llava"})
     message = str(caught.value)
     assert message.startswith("model.architecture: ")
-    assert "'internvl'" in message
+    assert "'llava'" in message
     assert all(name in message for name in FAMILIES)
 
 

@@ -6,19 +6,26 @@ import struct
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from relax_actors.config.media import ImageSection, LimitsSection, MediaSection
-from relax_actors.errors import RowError, SlowRowError
-from relax_actors.media import process
+from relax_actors.errors import ConfigError, RowError, SlowRowError
+from relax_actors.media import expand, family_of, process
 from relax_actors.media.decode_image import decode_image
+from relax_actors.media.normalise import pixel_values, tiles_of
 from relax_actors.media.source import Source
 from tests.support.media_files import frames_of, gif_file, image_file, picture, tone, video_file, wav_file
 from tests.support.media_models import family
 from tests.support.messages import assert_says
+from tests.support.tiny_media_models import HALF_TURNED, TEXT, TILES, VISION_GLM
 
 PICTURE = picture()
 
@@ -110,6 +117,65 @@ def test_image_of_an_animation_is_its_first_frame() -> None:
     pixels = decoded(gif_file(4))
     assert pixels.shape == PICTURE.shape
     assert np.abs(pixels.astype(int) - PICTURE).mean() < 12
+
+
+@pytest.mark.parametrize("size", [(40, 30), (9, 5), (300, 200), (61, 911)])
+def test_images_and_positions_of_glm4v_are_those_of_transformers(tmp_path: Path, size: tuple[int, int]) -> None:
+    theirs: Any = transformers
+    config = theirs.Glm4vConfig(
+        image_token_id=0,
+        vision_start_token_id=1,
+        vision_end_token_id=2,
+        text_config=TEXT | {"rope_parameters": HALF_TURNED, "vocab_size": 8},
+        vision_config=VISION_GLM,
+    )
+    limits = {"shortest_edge": 2000, "longest_edge": 40_000}
+    processor = theirs.Glm4vImageProcessor(patch_size=8, size=limits)
+    for one in (config, processor):
+        one.save_pretrained(tmp_path)
+    of, image = family_of(tmp_path), picture(*size)
+    assert of is not None and of.vision is not None  # noqa: PT018 a model that sees
+    assert of.kinds == ("image",)
+    (found,) = process(image_file(image, "PNG"), "image", of, MediaSection())
+    expected = processor(images=[image], return_tensors="pt")
+    assert [found.grid.tolist()] == expected["image_grid_thw"].tolist()
+    pixels = pixel_values(torch.from_numpy(found.array), of.vision)
+    torch.testing.assert_close(pixels, expected["pixel_values"], atol=1e-5, rtol=0)
+    placed = expand(np.array([4, 1, 0, 2, 5], np.int32), [found], of, Tokenizer(WordLevel()))
+    tokens = torch.from_numpy(placed.tokens).long()[None]
+    of_model = theirs.Glm4vModel(config).get_rope_index
+    positions, delta = of_model(tokens, (tokens == 0).int(), expected["image_grid_thw"])
+    np.testing.assert_array_equal(placed.positions, positions[:, 0])
+    assert placed.delta == float(delta)
+    with pytest.raises(RowError, match="a glm4v model takes no video; it takes image"):
+        process(image_file(image, "PNG"), "video", of, MediaSection())
+
+
+@pytest.mark.parametrize("size", [(40, 30), (9, 5), (300, 200), (61, 911), (128, 64)])
+def test_tiles_of_internvl_are_those_of_transformers(tmp_path: Path, size: tuple[int, int]) -> None:
+    theirs: Any = transformers
+    text = {"model_type": "qwen2"} | TEXT | {"vocab_size": 8}
+    config = theirs.InternVLConfig(
+        image_token_id=0, vision_start_token_id=1, vision_end_token_id=2, text_config=text, vision_config=TILES
+    )
+    processor = theirs.GotOcr2ImageProcessor(
+        size={"height": 32, "width": 32}, crop_to_patches=True, max_patches=6, image_mean=[0.4, 0.5, 0.6]
+    )
+    for one in (config, processor):
+        one.save_pretrained(tmp_path)
+    of, image = family_of(tmp_path), picture(*size)
+    assert of is not None and of.vision is not None  # noqa: PT018 a model that sees
+    (found,) = process(image_file(image, "PNG"), "image", of, MediaSection())
+    expected = processor(images=[image], return_tensors="pt")
+    tiles = tiles_of(pixel_values(torch.from_numpy(found.array), of.vision), of.vision)
+    torch.testing.assert_close(tiles, expected["pixel_values"], atol=1e-5, rtol=0)
+    placed = expand(np.array([4, 0, 5], np.int32), [found], of, Tokenizer(WordLevel()))
+    count = 4 * len(tiles)  # a token for four of the 16 patches of a tile
+    assert placed.tokens.tolist() == [4, 1, *[0] * count, 2, 5]
+    assert (placed.starts, placed.counts, placed.delta) == ((2,), (count,), 0)
+    assert placed.positions.tolist() == [list(range(count + 4))] * 3
+    with pytest.raises(ConfigError, match="have no effect with a model of type internvl"):
+        process(image_file(image, "PNG"), "image", of, MediaSection(image=ImageSection(max_pixels=4096)))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 150), (3, 5), (37, 911), (4000, 3000)])

@@ -12,12 +12,15 @@ from tokenizers import Tokenizer
 from relax_actors.config.media import AudioSection, ImageSection, MediaSection, VideoSection
 from relax_actors.errors import ConfigError
 from relax_actors.media import Family, check_settings, family_of
+from relax_actors.media.families import REFUSED
 from tests.support.media_models import ID, OMNI, VISION, config_of, family, save, tokenizer
 
 ALL_IDS = {ID[text] for text in ID if "vision" in text or "audio" in text or "pad" in text}
 VISION_IDS = {ID[text] for text in ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")}
 
-PROCESSORS = "Qwen2VLImageProcessor, Qwen2VLImageProcessorFast, Qwen2VLImageProcessorPil, Qwen2VLVideoProcessor, "
+PROCESSORS = "Glm4vImageProcessor, Glm4vImageProcessorFast, Glm4vImageProcessorPil, Glm4vVideoProcessor, "
+PROCESSORS += "GotOcr2ImageProcessor, GotOcr2ImageProcessorFast, GotOcr2ImageProcessorPil, InternVLVideoProcessor, "
+PROCESSORS += "Qwen2VLImageProcessor, Qwen2VLImageProcessorFast, Qwen2VLImageProcessorPil, Qwen2VLVideoProcessor, "
 PROCESSORS += "Qwen3VLVideoProcessor"
 
 
@@ -74,6 +77,12 @@ def test_unknown_multimodal_models_are_refused(tmp_path: Path) -> None:
         "qwen3_5_moe",
     ):
         assert words in said
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_families_that_cannot_be_supported_are_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vision_config": {}}))
+    assert f"{model_type!r} are not supported: {REFUSED[model_type]}; choose one of" in message(tmp_path)
 
 
 def test_missing_ids_come_from_the_tokenizer(tmp_path: Path) -> None:

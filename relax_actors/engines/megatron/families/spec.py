@@ -194,6 +194,8 @@ class Architecture:
     """Frequencies that turn by the temporal, vertical and horizontal position; empty if all turn by one position."""
     rotary_interleaved: bool = False
     """Whether the frequencies of the three axes alternate instead of following each other."""
+    padding: int | None = None
+    """Token whose embedding is not trained."""
     deepstack_layers: int = 0
     """Number of first layers whose output features of images and videos are added to."""
 

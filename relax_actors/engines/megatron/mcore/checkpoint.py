@@ -137,6 +137,7 @@ def load(folder: Path, state: RankState) -> None:
     state.optimizer.loss_scale = LossScale(**metadata["loss_scale"])
     # Only dropped inputs of an adapter depend on it; checkpoints without it hold no adapter.
     state.optimizer.updates = metadata.get("updates", 0)
+    state.optimizer.invalidate()
 
 
 def _metadata(folder: Path) -> Any:

@@ -162,8 +162,7 @@ class MegatronEngine(Profiled):
     def _beside(self) -> list[Tensor]:
         """Return copies of published weights, and the weights of the reference."""
         reference = self._update.reference
-        shards = () if reference is None else reference.shards().values()
-        return [*self._encoder.copies(), *(shard.parameter for shard in shards)]
+        return [*self._encoder.copies(), *(() if reference is None else reference.resident())]
 
     def release_memory(self, folder: Path | None) -> int:
         """Move weights, gradients and the optimizer's state off the device; see `ReleasesMemory`."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
+from megatron.core import parallel_state
 from torch import Tensor
 
 from relax_actors.engines.megatron.conversion import EMBEDDING, Conversion
@@ -39,6 +42,20 @@ def freeze(
     if EMBEDDING in parameters and not parameters[EMBEDDING].requires_grad:
         for model in models:
             require_gradient_of_embeddings(model)
+
+
+def freeze_padding(model: Any, padding: int) -> None:
+    """Leave the embedding of the padding token without a gradient through the inputs, as transformers does."""
+    if model.pre_process:
+        model.embedding.word_embeddings.register_forward_hook(partial(_without_gradient, padding))
+
+
+def _without_gradient(padding: int, layer: Any, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
+    (tokens,) = inputs
+    if layer.reduce_scatter_embeddings:  # `[length / ranks, rows, hidden]`, with sequence parallelism
+        ranks = parallel_state.get_tensor_model_parallel_world_size()
+        tokens = tokens.T.chunk(ranks)[parallel_state.get_tensor_model_parallel_rank()]
+    return torch.where((tokens == padding)[..., None], embedded.detach(), embedded)
 
 
 def require_gradient_of_embeddings(model: Any) -> None:

@@ -18,6 +18,7 @@ from relax_actors.engines.megatron.conversion import VALUE_BIAS, VALUE_WEIGHT, C
 from relax_actors.engines.megatron.families import Architecture
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import ON_CPU, layer_specs
+from relax_actors.engines.megatron.mcore.frozen import freeze_padding
 from relax_actors.engines.megatron.mcore.logprobs import return_hidden_states
 from relax_actors.engines.megatron.mcore.media_model import MediaModel
 from relax_actors.engines.megatron.mcore.process_groups import device
@@ -132,6 +133,8 @@ class ModelChunks:
         )
         for turning in (model,) if architecture.latent is None else (x.self_attention for x in model.decoder.layers):
             turning.rotary_pos_emb = rotary
+        if architecture.padding is not None:
+            freeze_padding(model, architecture.padding)
         if not self._is_critic:
             return_hidden_states(model)
         elif model.post_process:

@@ -91,6 +91,12 @@ class Optimizer:
         for part in self.parts:
             part.optimizer.state.clear()
         self.inner.reload_model_params()
+        self.invalidate()
+
+    def invalidate(self) -> None:
+        """Have copies of weights on other ranks follow; call it when the weights have changed but for a step."""
+        if self._towers is not None:
+            self._towers.invalidate()
 
     @property
     def parts(self) -> Sequence[Any]:
@@ -129,6 +135,8 @@ class Optimizer:
         for group in self.inner.param_groups:
             group["lr"] = rate
         _, norm, _ = self.inner.step()
+        if self._towers is not None:
+            self._towers.end_step()
         found = self.loss_scale.metrics_of(math.inf if norm is None else float(norm), measured.values())
         self.updates += "grad_norm" in found
         return found
@@ -143,13 +151,17 @@ class Optimizer:
         return [value for part in self.parts for state in part.optimizer.state.values() for value in state.values()]
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield gradients of the models, and the optimizer's weights, their gradients and state, shared ones twice."""
+        """Yield gradients of the models, and the optimizer's weights, their gradients and state, shared ones twice.
+
+        Copies of towers on later pipeline stages are among them.
+        """
         for model in self.models:
             yield from (buffer.grad_data for buffer in (*model.buffers, *model.expert_parallel_buffers))
         for weight in (p for part in self.parts for group in part.optimizer.param_groups for p in group["params"]):
             # Without copies in float32 the optimizer updates views of the models, whose gradients are views, too.
             yield from (weight, weight.grad) if weight.is_leaf and weight.grad is not None else (weight,)
         yield from (value for value in self.values() if isinstance(value, torch.Tensor))
+        yield from () if self._towers is None else self._towers.copies()
 
     def slots(self) -> Iterator[Slot]:
         """State of each parameter that is trained."""

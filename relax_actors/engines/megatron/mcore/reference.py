@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from relax_actors.engines.megatron.mcore.adapter import MegatronAdapter
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
@@ -24,6 +26,9 @@ class Reference(Protocol):
     def shards(self) -> Mapping[str, LocalShard]:
         """Return the weights of this rank that a checkpoint holds, by key; empty for none."""
 
+    def resident(self) -> Iterable[Tensor]:
+        """Return the tensors on the device besides those of the model in training."""
+
 
 class ModelReference:
     """A second model; implements `Reference`."""
@@ -38,6 +43,8 @@ class ModelReference:
         """Copy the weights; see `Reference`."""
         for frozen, trained in zip(self._chunks.bare, self._trained.bare, strict=True):
             frozen.load_state_dict(trained.state_dict())
+        if self._chunks.towers is not None:
+            self._chunks.towers.invalidate()
 
     @contextmanager
     def models(self) -> Iterator[Sequence[Any]]:
@@ -47,6 +54,11 @@ class ModelReference:
     def shards(self) -> Mapping[str, LocalShard]:
         """Return all its weights; see `Reference`."""
         return local_shards(self._chunks.bare)
+
+    def resident(self) -> Iterable[Tensor]:
+        """Return its parameters, and its copy of the towers; see `Reference`."""
+        towers = self._chunks.towers
+        return [*(p for model in self._chunks.bare for p in model.parameters()), *(towers.copies() if towers else ())]
 
 
 class AdapterReference:
@@ -68,3 +80,7 @@ class AdapterReference:
     def shards(self) -> Mapping[str, LocalShard]:
         """Return what was trained in version 0; see `Reference`."""
         return self._adapter.first
+
+    def resident(self) -> Iterable[Tensor]:
+        """Return what was trained in version 0; see `Reference`."""
+        return [shard.parameter for shard in self._adapter.first.values()]

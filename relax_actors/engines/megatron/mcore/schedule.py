@@ -184,7 +184,7 @@ class Schedule:
             return _outputs(model, tensors, ahead), partial(loss, number, tensors, model)
 
         numbers = [iter(range(len(batches))) for _ in models]
-        with _encoded_ahead(models, batches, samples, trains=not forward_only) as ahead:
+        with self._encoded_ahead(models[0], batches, samples, progress, trains=not forward_only) as ahead:
             get_forward_backward_func()(
                 forward_step_func=forward,
                 data_iterator=numbers if len(models) > 1 else numbers[0],
@@ -195,6 +195,25 @@ class Schedule:
                 forward_only=forward_only,
             )
         return measured
+
+    @contextmanager
+    def _encoded_ahead(
+        self,
+        model: Any,
+        batches: Sequence[MicroBatch],
+        samples: Sequence[TrainSample],
+        progress: Callable[[], None],
+        *,
+        trains: bool,
+    ) -> Iterator[Ahead | None]:
+        """Encode the media of all micro-batches, where stages share the towers; see `SharedTowers.ahead`."""
+        towers: SharedTowers | None = getattr(bare(model), "shared", None)
+        if towers is None:
+            yield None
+            return
+        media = media_of(samples[index].media for batch in batches for index in batch.indices)
+        with towers.ahead(media, self._max_tokens, progress, trains=trains) as ahead:
+            yield ahead
 
     @torch.no_grad()
     def score(
@@ -257,17 +276,3 @@ def _outputs(model: Any, tensors: MicroBatchTensors, ahead: Ahead | None) -> Ten
         packed_seq_params=BatchParams(tensors.packing, tensors.media, ahead) if has_layout else None,
     )
     return output
-
-
-@contextmanager
-def _encoded_ahead(
-    models: Sequence[Any], batches: Sequence[MicroBatch], samples: Sequence[TrainSample], *, trains: bool
-) -> Iterator[Ahead | None]:
-    """Encode the media of all micro-batches, where stages of a pipeline share the towers; see `SharedTowers.ahead`."""
-    towers: SharedTowers | None = getattr(bare(models[0]), "shared", None)
-    if towers is None:
-        yield None
-        return
-    media = media_of(samples[index].media for batch in batches for index in batch.indices)
-    with towers.ahead(media, trains=trains) as ahead:
-        yield ahead
