@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import datetime
 from typing import Any
@@ -13,7 +14,7 @@ from broker.errors import BrokerError
 from broker.permissions import API
 from broker.table import Cell
 
-PAGE_MESSAGES, PAGE_BYTES = 256, 1 << 20
+PAGE_MESSAGES, PAGE_BYTES = 512, 1 << 20
 """A page ends with the message that reaches one of these."""
 _END, _NONE = "204", "404"
 
@@ -73,8 +74,9 @@ class History:
 
     async def _read(self, wanted: dict[str, Any]) -> list[Cell]:
         answers = await self._answers(wanted)
-        self._newest = max(filter(None, [self._newest, *map(_position, answers)]), default=None)
-        cells = [_cell(answer) for answer in answers if _is_stored(answer)]
+        stored = [answer for answer in answers if _is_stored(answer)]
+        self._newest = max(filter(None, [self._newest, *map(_position, stored[-1:])]), default=None)
+        cells = [_cell(answer) for answer in stored]
         # The end of a page names its last message, also where the headers of that are too long to be read.
         ends = [int((answer.headers or {}).get("Nats-Last-Sequence", 0)) for answer in answers[-1:]]
         self.has_more = any(int((answer.headers or {}).get("Nats-Num-Pending", 0)) > 0 for answer in answers[-1:])
@@ -119,6 +121,8 @@ class Histories:
     def __init__(self, connection: Connection, stream: str, subjects: list[str]) -> None:
         self._parts = [_Part(History(connection, stream, subject)) for subject in subjects]
         self._all = History(connection, stream, ">")
+        self._end: int | None = None
+        """Sequence up to which the present calls read; None if the last call read all."""
         self.has_more = True
         """Whether further messages were stored at the last call."""
 
@@ -130,12 +134,19 @@ class Histories:
         Raises:
             BrokerError: the broker refuses the request.
         """
-        last = await self._all.last()
-        end = 0 if last is None else last.sequence
-        for part in self._parts:
-            await part.read(end)
+        end, parts = self._end, self._parts
+        if end is None:
+            last = await self._all.last()
+            end = 0 if last is None else last.sequence
+        else:  # subjects without further messages, mostly those of few, are not asked again before the others are read
+            parts = [part for part in parts if part.through < end]
+        # All reads end before an error is raised: one that goes on would read its page beside that of the next call.
+        for problem in await asyncio.gather(*(part.read(end) for part in parts), return_exceptions=True):
+            if problem is not None:
+                raise problem
         reach = min([end, *(part.through for part in self._parts)])
         self.has_more = reach < end
+        self._end = end if self.has_more else None
         return sorted((cell for part in self._parts for cell in part.take(reach)), key=lambda cell: cell.sequence)
 
 

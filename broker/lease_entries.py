@@ -79,6 +79,7 @@ _MORE_OF_NODE: dict[str, Check] = {
     "gpus": _is_map,
     "room": _is_map,
     "spot": _is_flag,
+    "machine": _is_map,
 }
 _ROOT: dict[str, Check] = {"pid": _is_count, "since": _is_number, "children": _is_map}
 _OWNER: dict[str, Check] = {"node": _is_count, **_NODE}

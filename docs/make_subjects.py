@@ -89,6 +89,11 @@ MEANINGS = {
     "reward_model": "Scores of the samples by the reward model: a `Reward` as in the column `reward`.",
     "squares": "Sums of squared probabilities of the vocabulary, `[total] float32`, as the log-probs are.",
 }
+TITLES = {
+    "node": ", about once a second: figures of its machine; of its GPUs the mean utilisation, the least free memory, "
+    "the highest temperature, the power of all",
+    "step": ", of each step",
+}
 LOG = {
     "event": {"time": 1.7e9, "kind": "ready", "role": "rollout", "n": 0, "seconds": 1.2},
     "metric": {
@@ -99,6 +104,20 @@ LOG = {
         "rows_per_second": 8.0,
         "busy": 0.9,
         "rss_mib": 512,
+    },
+    "node": {
+        "time": 1.7e9,
+        "role": "node",
+        "n": 0,
+        "kind": "supervision",
+        "restarts": {"rollout.0": 1},
+        "load": 3.2,
+        "memory_free_mib": 90112,
+        "disk_free_mib": 51200,
+        "gpu_busy": 0.87,
+        "gpu_memory_free_mib": 20480.0,
+        "gpu_celsius": 61,
+        "gpu_watts": 1240,
     },
     "step": {
         "time": 1.7e9,
@@ -279,9 +298,10 @@ def page() -> str:
     for name, subject in (
         ("event", subjects.event("<role>", "<n>", "<kind>")),
         ("metric", subjects.metric("<role>", "<n>")),
+        ("node", subjects.metric("node", "<n>")),
         ("step", subjects.metric("trainer", "0")),
     ):
-        title = f"### `{subject}`" + (", of each step" if name == "step" else "")
+        title = f"### `{subject}`" + TITLES.get(name, "")
         lines = [title, "", "```json", json.dumps(LOG[name]), "```", ""]
         head += lines
     return "\n".join([*head, *requests(subjects), *state(subjects), *rights(run)]).rstrip() + "\n"

@@ -1,21 +1,27 @@
-"""Write a function of one line, "add 3>" to "def f(x):return x+3"; tests decide whether it is right."""
+"""Write a function of one line, "add 37>" to "def f(x):return x+37"; tests decide whether it is right."""
 
 from __future__ import annotations
 
 import random
+import zlib
 
 from relax_actors import Task
 
 SIGNS = {"add": "+", "sub": "-", "mul": "*"}
-NUMBERS = "23456789"
+NUMBERS = range(10, 100)
+PARTS = 8
+"""Parts of all tasks, of which one is held out: training never sees it."""
 ARGUMENTS = (0, 1, 7)
 """Arguments that the tests of a function use."""
 
 
-def make(*, size: int | None, seed: int) -> list[Task]:
+def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
     """Return `size` tasks with tests; their answers are examples for the first stage, which no reward reads."""
     source = random.Random(seed)  # noqa: S311 not a secret
-    return [task(source.choice([*SIGNS]), int(source.choice(NUMBERS))) for _ in range(size or 4000)]
+    every = [(name, number) for name in SIGNS for number in NUMBERS]
+    own = [each for each in every if (zlib.crc32(f"{each}".encode()) % PARTS == 0) == held_out]
+    drawn = own[:size] if held_out else source.choices(own, k=size or 4000)
+    return [task(*each) for each in drawn]
 
 
 def task(name: str, number: int) -> Task:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors import NOT_SAMPLED, EpisodeRollout, Generate, Generation, Row, Sample, Task, TokenSequence
 
 Tokens = NDArray[np.int32]
+PARTS = 8
+"""Parts of all numbers, of which one is held out: training never sees it."""
 
 
-def make(*, size: int | None, seed: int) -> list[Task]:
-    """Return `size` digits to copy; 1,000 if `size` is not set."""
-    digits = np.random.default_rng(seed).integers(0, 10, size or 1000)
-    return [Task(f"{digit}>", str(digit)) for digit in digits]
+def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
+    """Return `size` numbers, 1,000 if it is not set, whose first digit is the answer; or those that are held out."""
+    numbers = [f"{number:02}" for number in range(100)]
+    own = [number for number in numbers if (zlib.crc32(number.encode()) % PARTS == 0) == held_out]
+    drawn = own if held_out else np.random.default_rng(seed).choice(own, size or 1000).tolist()
+    return [Task(f"{number}>", number[0]) for number in drawn[:size]]
 
 
 class SecondTry(EpisodeRollout):

@@ -1,27 +1,32 @@
-"""Repeat a digit three times, "7>" to "777": tasks of the policy, and graded answers that its judge learns from."""
+"""Repeat the first of two digits three times, "73>" to "777": tasks of a policy, and graded answers for its judge."""
 
 from __future__ import annotations
 
 import random
+import zlib
 
 from relax_actors import Task
 
-TIMES, DIGITS = 3, "01234567"
+TIMES, DIGITS = 3, "0123456789"
+PARTS = 8
+"""Parts of all prompts, of which one is held out: neither judge nor policy sees it in training."""
 
 
-def tasks(*, size: int | None, seed: int) -> list[Task]:
-    """Return `size` random digits, each to be repeated three times."""
-    source = random.Random(seed)  # noqa: S311 not a secret
-    return [Task(f"{digit}>", digit * TIMES) for digit in source.choices(DIGITS, k=size or 4000)]
+def tasks(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
+    """Return `size` random numbers, or those that are held out; the first digit is to be repeated three times."""
+    own = _numbers(held_out=held_out)
+    drawn = own[:size] if held_out else _drawn(own, size, seed)
+    return [Task(f"{number}>", number[0] * TIMES) for number in drawn]
 
 
-def grades(*, size: int | None, seed: int) -> list[Task]:
+def grades(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
     """Return `size` examples of a judge: what it reads about an answer, and its grade from 0 to 3."""
     source = random.Random(seed + 1)  # noqa: S311 not a secret
     found = []
-    for task in tasks(size=size, seed=seed):
-        answer = proposal(task.answer, source)
-        found.append(Task(f'{task.prompt}"{answer}"', str(grade(answer, task.answer))))
+    for number in _drawn(_numbers(held_out=held_out), size, seed):
+        right = number[0] * TIMES
+        answer = proposal(right, source)
+        found.append(Task(f'{number}>"{answer}"', str(grade(answer, right))))
     return found
 
 
@@ -41,3 +46,12 @@ def grade(answer: str, right: str) -> int:
     if len(answer) > len(right):
         return 0
     return sum(mine == other for mine, other in zip(answer, right, strict=False))
+
+
+def _numbers(*, held_out: bool) -> list[str]:
+    numbers = [f"{one}{other}" for one in DIGITS for other in DIGITS]
+    return [number for number in numbers if (zlib.crc32(number.encode()) % PARTS == 0) == held_out]
+
+
+def _drawn(numbers: list[str], size: int | None, seed: int) -> list[str]:
+    return random.Random(seed).choices(numbers, k=size or 4000)  # noqa: S311 not a secret

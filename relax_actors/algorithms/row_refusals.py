@@ -70,10 +70,10 @@ def score_refusals(config: Config) -> Iterator[str]:
             f"examples.train has no effect with {head}: scores are read at the end of an answer or of its steps; "
             "leave it out"
         )
-    if config.media is not None:
+    if config.media is not None and algorithm.rows == "steps":
         yield (
-            f"{head} trains a classifier of texts, and the model takes images, video or sound, for which transformers "
-            "has none; use a model of text"
+            'algorithm.rows = "steps" with a model that takes images, video or sound: scores of steps are read in '
+            'texts alone; use a model of text, or algorithm.name = "reward_model" or "outcome_reward"'
         )
     if trainer.warm_start is not None:
         yield f"trainer.warm_start trains tokens, of which a model with {head} has no log-probs; leave it out"

@@ -81,7 +81,8 @@ class Timers:
         starved: share of the trainer's time without rows, averaged over `out_for` seconds.
         restarts: restarts at the last look; None before the first.
         deaths: times of the restarts within `restart_period`.
-        holds: rows that an engine held when it was full with fewer than allowed; 0 if none was.
+        holds: rows that an engine held when it was full with fewer than allowed; 0 if none was within an hour.
+        held_at: time of this measurement.
     """
 
     changed: float
@@ -96,6 +97,7 @@ class Timers:
     restarts: int | None = None
     deaths: Sequence[float] = ()
     holds: int = 0
+    held_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     timers = _observed(section, figures, timers, now)
     starves = timers.starved >= section.starved
     waits = starves and bool(figures.waiting) and (figures.oldest or 0.0) >= section.waiting_seconds
-    timers = replace(timers, holds=_rows_held(figures, timers, are_full=waits))
+    timers = _with_rows_held(figures, timers, now, are_full=waits)
     have, needed = figures.engines, needed_engines(section, figures, timers.holds)
     if figures.changing:
         return Decision(Action.HOLD, have, needed, "an operation on the rollouts runs"), _without_timers(timers, now)
@@ -153,7 +155,7 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
 
 
 def needed_engines(section: AutoscalerSection, figures: Figures, holds: int = 0) -> int:
-    """Return the number of engines that a run can use, within the bounds; working spot engines count as present.
+    """Return how many engines a run can use, working spot engines included.
 
     `holds` are the rows that an engine can hold, if they are fewer than `rows_per_engine`.
     """
@@ -162,15 +164,16 @@ def needed_engines(section: AutoscalerSection, figures: Figures, holds: int = 0)
     return max(section.min, min(section.max, wanted))
 
 
-def _rows_held(figures: Figures, timers: Timers, *, are_full: bool) -> int:
-    """Return `Timers.holds` after a look.
+def _with_rows_held(figures: Figures, timers: Timers, now: float, *, are_full: bool) -> Timers:
+    """Measure how many rows an engine holds.
 
     Rows that wait for long find the engines full, perhaps with fewer rows than allowed, as their key-value caches are.
-    The number holds until an engine has held more, also when no row waits.
+    The number is used for an hour, also when no row waits, and then forgotten: rows may be shorter by then.
     """
     held = math.ceil((figures.in_hand or 0) / figures.working) if figures.working else 0
-    is_measured = are_full and not timers.deaths
-    return min(held, figures.rows_per_engine) if held > 0 and (is_measured or 0 < timers.holds < held) else timers.holds
+    if are_full and held > 0 and not timers.deaths:
+        return replace(timers, holds=min(held, figures.rows_per_engine), held_at=now)
+    return replace(timers, holds=0) if now - timers.held_at > HOUR else timers
 
 
 def _weighed(section: AutoscalerSection, timers: Timers, sizes: tuple[int, int], now: float) -> Decision:

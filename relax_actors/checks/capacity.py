@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from relax_actors.checks.machine import has_gpu
@@ -12,14 +11,19 @@ from relax_actors.config import Config
 from relax_actors.config.training import CriticSection, TorchSection, TrainerSection
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.model_folder import ModelFacts, measure
+from relax_actors.devices.machine import memory_of_machine
 from relax_actors.engines.backends import footprints, inference_backend
-from relax_actors.engines.protocols.footprint import ADAPTER_SHARE, WEIGHT_BYTES, Footprint, follower_bytes
+from relax_actors.engines.protocols.footprint import (
+    ADAPTER_SHARE,
+    PROCESS_BYTES,
+    WEIGHT_BYTES,
+    Footprint,
+    follower_bytes,
+)
 from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, spec_of
 from relax_actors.roles.gpus import device_of_role
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Files with the memory limit of a container."""
 LIGHT = Footprint(process_bytes=100 << 20)
 """An actor without an engine."""
 OWN_MODELS = ("teacher", "judge", "reward_model")
@@ -32,7 +36,7 @@ def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
     """Compare the memory of processes on this machine with what it has."""
     config, here = run.config, run.here
     used = {role: size for role, size in memory_of_roles(config, facts).items() if role in here}
-    need, have = sum(used.values()), memory_of_machine()
+    need, have = sum(used.values()), memory_of_machine().total
     parts = ", ".join(f"{role} {size >> 20}" for role, size in used.items())
     if have and need > have:
         msg = (
@@ -65,12 +69,12 @@ def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
 
 
 def moves_to_host(config: Config, role: str) -> bool:
-    """Return whether actors of a role move their memory from their GPUs to the host while others compute there."""
+    """Return whether a role's actors move GPU memory to the host in turns."""
     return config.placement.leaves_device(role) and not moves_to_disk(config, role)
 
 
 def moves_to_disk(config: Config, role: str) -> bool:
-    """Return whether actors of a role move their memory to files; an inference server keeps its own on the host."""
+    """Return whether a role's actors move their memory to files."""
     has_server = role == "rollout" and inference_backend(config).server(config) is not None
     return config.placement.leaves_device(role) and config.placement.release == "disk" and not has_server
 
@@ -99,7 +103,11 @@ def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
         # With an adapter the reference is the model without it.
         has_reference = role.startswith("trainer") and config.computes_reference and config.lora is None
         reference = WEIGHT_BYTES["float32"] * _share(config, role) if has_reference else 0
-        return int(facts.parameters * (footprint.parameter_bytes + reference))
+        # A server holds the weights in use and the next ones; a teacher's are frozen.
+        is_served = footprint.process_bytes > PROCESS_BYTES
+        of_writer = footprint.parameter_bytes / 2 if is_served else WEIGHT_BYTES["float32"]
+        writers = sum(_writers(config, role)) * of_writer
+        return int(facts.parameters * (footprint.parameter_bytes + reference) + writers)
     if role not in config.roles or not spec_of(config, role).device:
         return 0
     if role in OWN_MODELS:
@@ -116,11 +124,12 @@ def _share(config: Config, role: str) -> float:
 
 
 def host_bytes(config: Config, role: str) -> int:
-    """Return the bytes of memory of an actor's processes besides a model."""
+    """Return the bytes of memory of an actor's processes, and of its servers, besides a model."""
     footprint = footprints(config).get(role)
     if footprint is None:
         footprint = Footprint() if role in config.roles and spec_of(config, role).device else LIGHT
-    return footprint.processes * footprint.process_bytes
+    of_server = footprint.process_bytes - PROCESS_BYTES
+    return footprint.processes * footprint.process_bytes + len(_writers(config, role)) * max(of_server, 0)
 
 
 def copied_bytes(config: Config, role: str, facts: ModelFacts) -> int:
@@ -139,11 +148,21 @@ def on_cpu(device: str) -> bool:
 
 def own_parameters(config: Config, role: str) -> int:
     """Parameters of the model folders that a role names, such as a teacher's; 0 without any."""
+    return sum(_sizes_of_models(config, role))
+
+
+def _sizes_of_models(config: Config, role: str) -> list[int]:
     options = config.roles[role].options
     given, several = options.get("model"), options.get("models")
     folders = [given, *(several.values() if isinstance(several, dict) else ())]
     named = [Path(folder) for folder in folders if isinstance(folder, str | Path)]
-    return sum(measure(folder).parameters for folder in named if (folder / "config.json").exists())
+    return [measure(folder).parameters for folder in named if (folder / "config.json").exists()]
+
+
+def _writers(config: Config, role: str) -> list[int]:
+    """Return the parameters of each teacher that writes samples in the actors of a role."""
+    writes = role == "rollout" and "teacher" in config.roles and config.algorithm.distil.student_share < 1
+    return _sizes_of_models(config, "teacher") if writes else []
 
 
 def _existing(path: Path) -> Path:
@@ -170,16 +189,3 @@ def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
         )
         raise ConfigError(msg)
     yield f"about {need >> 20} MiB of disk"
-
-
-def memory_of_machine() -> int:
-    """Return bytes that this process may use, by machine or control group; 0 if unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    machine = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal")), 0)
-    for limit in CGROUP_LIMITS:
-        with suppress(OSError, ValueError):  # there is none, or its text is "max"
-            machine = min(machine, int(limit.read_text()))
-    return machine

@@ -15,6 +15,7 @@ def fingerprint(
     ],
 ) -> None:
     """Print the fingerprint of weights; equal fingerprints mean equal weights."""
+    import relax_actors.engines.lean_imports  # noqa: F401 before the next line imports transformers
     from relax_actors.engines.torch.stored_weights import fingerprint_of
 
     typer.echo(fingerprint_of(*paths))

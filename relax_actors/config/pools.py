@@ -43,8 +43,8 @@ class SglangSection(Section):
     `rollout.max_concurrent_prompts` rows at full length, up to 65536 tokens."""
     max_concurrent_samples: Positive | None = None
     """Samples that a server generates at once; further samples wait in its queue, and each takes the first place that a
-    sample leaves. By default all samples of `rollout.max_concurrent_prompts` rows. Fewer keep the server full while the
-    longest samples of some rows go on. Refused with `urls`, whose servers have `--max-running-requests`."""
+    sample leaves. By default all samples of `rollout.max_concurrent_prompts` rows; refused if it is not less. Refused
+    with `urls`, whose servers have `--max-running-requests`."""
     memory_fraction: Fraction | None = None
     """Share of the memory of a GPU that is free at the start of a server, for weights and key-value cache; default:
     SGLang's own choice, nearly all of it. The server of a teacher that writes takes its own share of what is left."""

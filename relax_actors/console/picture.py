@@ -79,6 +79,8 @@ class Picture:
         """Restarts of each actor since the start of the run, as far as the log goes back."""
         self.actors: dict[str, None] = {}
         """Actors that were ever ready, in the order of their first start."""
+        self.states: dict[str, dict[str, float]] = {}
+        """Newest figures of the process of each trainer and critic, whose last message is mostly that of a step."""
         self.operations = History()
         self.finished = False
         self.table_sequence = self.log_sequence = 0
@@ -155,6 +157,8 @@ class Picture:
             return
         self.figures.take(message)
         if not message.is_event:
+            if not message.kind and (message.sender in self.states or len(self.states) < MAX_ACTORS):
+                self.states[message.sender] = message.numbers()
             return
         if message.kind == "finished":
             self.finished = True

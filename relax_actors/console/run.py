@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from broker.connection import Connection
-from broker.history import Histories, History
+from broker.history import Histories
+from broker.lookups import Stored, UnreadableAnswerError, look_up_all
 from broker.subjects import Subjects
 from relax_actors.console.lease_book import LeaseBook
 from relax_actors.console.picture import Picture
-from relax_actors.errors import BrokerUnreachableError, ConfigError
+from relax_actors.errors import BrokerError, BrokerUnreachableError, ConfigError
 from relax_actors.monitoring.access import Access
 from relax_actors.monitoring.connection import Observed, find, observed
 from relax_actors.monitoring.row_reader import RowReader
@@ -126,26 +127,31 @@ class ConsoleRun:
             (self._log, picture.log_sequence, picture.take_message),
             (self._table, picture.table_sequence, picture.take_cell),
         ):
-            known, history.has_more = first, True
-            while history.has_more:
+            known, goes_on = first, True
+            while goes_on:
                 cells = await self.within(connection, history.news())
                 if cells and cells[0].sequence <= known:
                     return False
                 for cell in cells:
                     take(cell)
                 known = cells[-1].sequence if cells else known
+                goes_on = history.has_more
         return True
 
-    async def last_metrics(self, actors: list[str]) -> dict[str, Any]:
-        """Return the newest message of the log about the state of each actor, by its name."""
+    async def last_metrics(self, actors: list[str]) -> dict[str, bytes]:
+        """Return the newest metric of each actor by its name, read in one request; without actors that have none."""
         connection = await self.connection()
-        subjects = [self.subjects.metric(*actor.rpartition(".")[::2]) for actor in actors]
-        histories = [History(connection, self.subjects.log_stream, subject) for subject in subjects]
+        subjects = {self.subjects.metric(*actor.rpartition(".")[::2]): actor for actor in actors}
 
-        async def read() -> list[Any]:
-            return await asyncio.gather(*(history.last() for history in histories))
+        async def read() -> dict[str, Stored]:
+            try:
+                return await look_up_all(connection.requests, self.subjects.log_stream, list(subjects))
+            except UnreadableAnswerError as error:
+                msg = f"broker {connection.address.url} refuses to read {self.subjects.log_stream}: {error}"
+                raise BrokerError(msg) from error
 
-        return dict(zip(actors, await self.within(connection, read()), strict=True))
+        request = connection.retry(read, f"read metrics of {self.subjects.log_stream}")
+        return {subjects[subject]: stored.data for subject, stored in (await self.within(connection, request)).items()}
 
     async def within(self, connection: Connection, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in a connection's loop; raises BrokerUnreachableError after `ANSWER_SECONDS`."""

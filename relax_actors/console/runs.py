@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from relax_actors.console.errors import RequestError
-from relax_actors.console.run import ConsoleRun, runs_beside
+from relax_actors.console.run import STARTS, ConsoleRun, runs_beside
 from relax_actors.errors import RelaxError
 from relax_actors.monitoring.access import Access
 
@@ -47,6 +47,15 @@ class ConsoleRuns:
                 raise RequestError(409, msg, "too_many_runs")
             self._runs[name] = ConsoleRun(f"{self._beside}/{name}")
         return self._runs[name]
+
+    async def read_ahead(self) -> None:
+        """Read the first run while a browser loads the page.
+
+        A run that is over is not read: that would start its broker.
+        """
+        STARTS.set(False)
+        with suppress(RelaxError):  # the next request reports the error
+            await self._runs[self.first].refresh()
 
     async def watch(self) -> None:
         """Release runs that are over and that nobody looks at; runs until it is cancelled."""

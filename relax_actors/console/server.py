@@ -24,11 +24,12 @@ async def _serve(
 ) -> None:
     halt, loop = asyncio.Event(), asyncio.get_running_loop()
     server = HttpServer(console.app(tokens, hosts), listener, None, CONNECTIONS)
-    serving, watching = await server.start(), loop.create_task(runs.watch())
+    serving, beside = await server.start(), [loop.create_task(work) for work in (runs.watch(), runs.read_ahead())]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, halt.set)  # after uvicorn has set handlers of its own
     serving.add_done_callback(lambda _: halt.set())
     await halt.wait()
-    watching.cancel()
+    for task in beside:
+        task.cancel()
     await server.stop(lambda: None)
     await runs.close()

@@ -51,19 +51,22 @@ class JsonLines(FileRows):
         """Return file and line of a row."""
         return f"{self.paths[file]} line {self._indices[file].line(number)}"
 
-    def read(self, file: int, number: int) -> object:
-        """Return a row, decoded."""
+    def text(self, file: int, number: int) -> bytes:
+        """Return the line of a row; raises RowError if it is too long."""
         with self.paths[file].open("rb") as lines:
             lines.seek(int(self._indices[file].starts[number]))
             line = lines.readline(self.max_bytes + 1)
-        where = self.place(file, number)
         if len(line) > self.max_bytes:
             msg = (
-                f"{where}: longer than {self.max_bytes >> 20} MiB, the most that a row may have; write one JSON "
-                "object a line, without fields that the reward does not need"
+                f"{self.place(file, number)}: longer than {self.max_bytes >> 20} MiB, the most that a row may have; "
+                "write one JSON object a line, without fields that the reward does not need"
             )
             raise RowError(msg)
-        return _parsed(line, where)
+        return line
+
+    def read(self, file: int, number: int) -> object:
+        """Return a row, decoded."""
+        return _parsed(self.text(file, number), self.place(file, number))
 
 
 class LineIndex:

@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relax_actors.config.pools import ExamplesSection
 from relax_actors.data.answer_tokens import ASSISTANT, AnswerTokens
@@ -56,13 +57,20 @@ class ScoredAnswers:
         self._answers = AnswerTokens(tokenizer, ExamplesSection(step_separator=folder.separator), any_text=True)
         self._plain = PlainTexts([*tokenizer.special_texts, *tokenizer.stop_texts])
 
-    def of(self, prompt: Prompt, text: str, messages: Sequence[dict[str, Any]] = ()) -> ScoredAnswer:
+    def of(
+        self,
+        prompt: Prompt,
+        text: str,
+        messages: Sequence[dict[str, Any]] = (),
+        tokens: NDArray[np.int32] | None = None,
+    ) -> ScoredAnswer:
         """Return the tokens of a prompt with an answer.
 
         Args:
             prompt: of the row.
             text: the answer.
             messages: conversation of an episode with its prompt, in place of both; empty for a single answer.
+            tokens: `[len]`, those of the prompt with all placeholders of its media; None for a prompt of text.
 
         Raises:
             RowError: the reward model has no chat template for messages, or the whole is too long for it.
@@ -75,6 +83,14 @@ class ScoredAnswers:
         except TimeoutError as error:
             msg = f"the reward model's template and tokenizer did not end within {MAX_SECONDS:g} s for a sample"
             raise SlowRowError(msg) from error
+        if tokens is not None:
+            answer = replace(answer, example=_behind(tokens, answer.example))
+            if len(tokens) >= self._most:
+                msg = (
+                    f"a prompt with its media has {len(tokens)} tokens, and the reward model reads {self._most} of its "
+                    "context or trainer.max_tokens_per_microbatch; raise that, or make the media smaller ([media])"
+                )
+                raise RowError(msg)
         return self._limited(answer)
 
     def _of(self, prompt: Prompt, text: str, messages: list[dict[str, Any]]) -> ScoredAnswer:
@@ -119,3 +135,11 @@ class ScoredAnswers:
         return ScoredAnswer(
             Example(ids, example.trained[: len(ids)], is_cut=is_cut, targets=targets), answer.ends[:count]
         )
+
+
+def _behind(prompt: NDArray[np.int32], example: Example) -> Example:
+    """Return the answer of an example behind other tokens of its prompt, `[len]`."""
+    begin = int(np.argmax(example.trained))
+    ids = np.concatenate([prompt, example.ids[begin:]]).astype(np.int32)
+    trained = np.concatenate([np.zeros(len(prompt), np.bool_), example.trained[begin:]])
+    return at_end(Example(ids, trained), 0.0)

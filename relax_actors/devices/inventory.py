@@ -57,7 +57,7 @@ class Gpu:
         """Ids of the processes that hold memory of it now; none of a simulated one."""
         if not self.uuid:
             return ()
-        with _driver() as nvml:
+        with driver() as nvml:
             if nvml is None:
                 return ()
             with suppress(nvml.NVMLError, nvml.NVMLLibraryMismatchError):
@@ -158,7 +158,7 @@ def machine_inventory() -> Inventory:
     Raises:
         ConfigError: the driver is there and does not answer, or `CUDA_VISIBLE_DEVICES` names no GPU of it.
     """
-    with _driver() as nvml:
+    with driver() as nvml:
         if nvml is None:
             return Inventory(is_complete=not any(Path(path).exists() for path in DRIVER_FILES))
         gpus = tuple(gpu for number in range(nvml.nvmlDeviceGetCount()) if (gpu := _read(nvml, number)) is not None)
@@ -221,7 +221,7 @@ def _bits(words: Any) -> Iterator[int]:
 
 
 @contextmanager
-def _driver() -> Iterator[ModuleType | None]:
+def driver() -> Iterator[ModuleType | None]:
     """Open NVIDIA's management library, or None; raises ConfigError."""
     import pynvml  # noqa: PLC0415 most commands need no GPU
 

@@ -110,8 +110,8 @@ class Batch:
 
     Turns and service requests in generation need at most `running_limit` tokens together, and the engine's cache holds
     `cached_limit`; None without a limit. `joins_freely` says that a request that joins costs the others nothing.
-    At most `service` service requests are generated at once, each by itself (`service_alone`) where bits depend on the
-    batch.
+    At most `most_service` service requests are generated at once, each by itself (`service_alone`) where bits depend on
+    the batch.
     """
 
     def __init__(
@@ -120,11 +120,11 @@ class Batch:
         cached_limit: int | None,
         *,
         joins_freely: bool,
-        service: int = SERVICE_REQUESTS,
+        most_service: int = SERVICE_REQUESTS,
         service_alone: bool = False,
     ) -> None:
         self._limit = min((n for n in (running_limit, cached_limit) if n is not None), default=None)
-        self._joins_freely, self._most_service, self._service_alone = joins_freely, service, service_alone
+        self._joins_freely, self._most_service, self._service_alone = joins_freely, most_service, service_alone
         self._ledger = TokenLedger(running_limit, cached_limit, lambda: self.service_tokens)
         self._pace = JoinPace(joins_freely=joins_freely)
         self._waiting: dict[Kind, deque[Ticket]] = {kind: deque() for kind in Kind}
@@ -250,7 +250,7 @@ class Batch:
         for number, samples in done:
             self._running.pop(number).samples.set_result(samples)
 
-    def end(self, why: RelaxError | None = None) -> None:
+    def abandon(self, why: RelaxError | None = None) -> None:
         """End a batch, before an engine numbers anew; tickets without samples get an error."""
         error = why or EngineError("generation has ended before the sample; send the request again")
         running, self._running, self._count = self._running, {}, 0

@@ -34,7 +34,7 @@ class Policy:
     Args:
         context: of the actor.
         progress: called at least once for each token of a batch.
-        service: service requests that are generated at once.
+        most_service: service requests that are generated at once.
         has_barrier: whether turns wait for each other, so that no limit and no request that joins changes a batch.
 
     Attributes:
@@ -49,7 +49,7 @@ class Policy:
         context: Context,
         progress: Callable[[], None],
         *,
-        service: int = SERVICE_REQUESTS,
+        most_service: int = SERVICE_REQUESTS,
         has_barrier: bool = False,
     ) -> None:
         config = context.config
@@ -72,7 +72,7 @@ class Policy:
         self._batch = Batch(
             *limits,
             joins_freely=self.engine.joins_freely,
-            service=service,
+            most_service=most_service,
             service_alone=config.run.deterministic,
         )
         self._on_service: list[Callable[[], None]] = []
@@ -162,7 +162,7 @@ class Policy:
                 yield
                 cpu_start = time.thread_time()
         finally:
-            self._batch.end()
+            self._batch.abandon()
             self.profiles.end_step()
 
     def answer(self, requests: Sequence[GenerationRequest], version: int | None) -> list[Samples]:

@@ -11,6 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from relax_actors.counted import counted
+from relax_actors.devices.machine import MachineUse
 from relax_actors.devices.placement import shown
 from relax_actors.monitoring.connection import Connected
 from relax_actors.monitoring.leases import activity, children_of, code_of, number
@@ -87,6 +88,7 @@ class Node:
         spot: whether it may vanish.
         zygote: process that actors are forked from; None if the node reports none.
         actors: its actors, or those that it should have if it is not there.
+        machine: load, memory, disk and GPUs of its machine; None if the node has not reported them.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Node:
     spot: bool
     zygote: Process | None
     actors: list[Process]
+    machine: MachineUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ def _node(at: Connected, n: str, node: dict[str, Any], root: Mapping[str, Any], 
         node.get("spot") is True,
         Process.of("zygote", node.get("zygote")) if not node or node.get("zygote") is not None else None,
         [Process.of(child, states.get(child), leased.get(child), leases.get(child)) for child in names],
+        MachineUse.of(node.get("machine")),
     )
 
 
@@ -173,6 +177,8 @@ def supervision_tree(seen: Supervision) -> Tree:
         root.add(_with_state("recorder", seen.recorder))
     for node in seen.nodes:
         branch = root.add(_of_node(node))
+        for line in [] if node.machine is None else node.machine.lines():
+            branch.add(printable(line))
         if node.zygote is not None:
             branch.add(_with_state("zygote", node.zygote))
         pools: dict[str, Tree] = {}

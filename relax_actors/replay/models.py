@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+import relax_actors.engines.lean_imports  # noqa: F401 as in actors, before an engine imports transformers
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.config import Config
 from relax_actors.engines.backends import critic_backend, critic_section, training_backend

@@ -77,9 +77,9 @@ class AgentRollout(Rollout):
         self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put, self._shown, self._hosts)
         service.start(self._sessions)
 
-    def service_limit(self) -> int:
+    def most_service_requests(self) -> int:
         """Return the most concurrent requests: one for each sample of the rows, or more."""
-        return max(super().service_limit(), self.row_limit() * self.context.config.most_samples)
+        return max(super().most_service_requests(), self.row_limit() * self.context.config.most_samples)
 
     def make_work(self, sampling: Sampling) -> _AgentWork:
         """Return the rows whose samples are offered to agents."""

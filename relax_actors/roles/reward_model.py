@@ -12,6 +12,7 @@ from relax_actors.config import Config
 from relax_actors.data.score_folder import read_score_folder
 from relax_actors.data.scored_answers import ScoredAnswer
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import FinishReason, Reward, Trajectory
@@ -20,6 +21,7 @@ from relax_actors.rewards.step_values import token_values, value_of, value_of_st
 from relax_actors.roles.reward_columns import kinds_read
 from relax_actors.roles.reward_model_check import SECTION, CheckedRewardModel
 from relax_actors.runtime import Row
+from relax_actors.training.row_media import RowMedia, with_media
 
 if TYPE_CHECKING:  # import torch
     from relax_actors.engines.sglang.reward_model import SglangRewardModel
@@ -30,8 +32,9 @@ class RewardModel(CheckedRewardModel):
     """Scores trajectories with a frozen model; the role `reward` combines the scores.
 
     The samples are tokenized by the reward model's own tokenizer and chat template, as the answers of its training. A
-    sample whose environment or agent failed has score 0, and the model does not see it. With run.deterministic rows are
-    scored one by one, so that the bits of a score do not depend on the other rows that are ready.
+    sample whose environment or agent failed has score 0, and the model does not see it. A prompt with media has
+    the tokens and features of the policy, whose family and tokenizer the reward model shares. With run.deterministic
+    rows are scored one by one, so that the bits of a score do not depend on the other rows that are ready.
     """
 
     reads: ClassVar = ("prompt", "trajectory")
@@ -39,6 +42,10 @@ class RewardModel(CheckedRewardModel):
     kinds: ClassVar = ("group", "eval")
     batch_wait = 0.003
     spec: ClassVar = RoleSpec(device=True, start_order=72)
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        """Return the columns to read: also the media of the prompt if the model takes media."""
+        return with_media(self.reads, config)
 
     def row_limit(self) -> int:
         """Return the maximum number of rows scored at once."""
@@ -52,6 +59,7 @@ class RewardModel(CheckedRewardModel):
         self._folder = read_score_folder(self.model, f"{SECTION}.model")
         self._tokenizer = Tokenizer(config.model_path)
         self._answers = self.answers(config, Tokenizer(self.model), self._folder)
+        self._media = None if config.media is None else RowMedia(self.context)
         self._scored = 0
         self._wanted = kinds_read(config, self.context.role, self)
         configure_torch(config.run)
@@ -76,13 +84,17 @@ class RewardModel(CheckedRewardModel):
         Rows whose reward does not read the scores get None.
         """
         results: list[Any] = []
-        for row in rows:
+        media: dict[int, PromptMedia] = {}
+        for n, row in enumerate(rows):
             try:
-                results.append(self._tokenized(row) if row.id.kind in self._wanted else None)
+                wanted = row.id.kind in self._wanted
+                if wanted and self._media is not None:
+                    media[n] = self._media.of(row.media, row.id)
+                results.append(self._tokenized(row) if wanted else None)
             except RelaxError as error:
                 results.append(error)
         good = [n for n, result in enumerate(results) if isinstance(result, dict)]
-        samples = [_sample(n, i, answer) for n in good for i, answer in results[n].items()]
+        samples = [_sample(n, i, answer, media.get(n)) for n in good for i, answer in results[n].items()]
         scored = iter(self._engine.score(samples, self.progress) if samples else [])
         self._scored += len(samples)
         for n in good:
@@ -97,8 +109,9 @@ class RewardModel(CheckedRewardModel):
         """Return the tokens of the samples that did not fail, by the number of the sample."""
         trajectory: Trajectory = row.trajectory
         said = trajectory.samples if trajectory.conversations is not None else None
+        tokens = None if self._media is None else row.media.tokens
         return {
-            i: self._answers.of(row.prompt, text, () if said is None else said[i].messages)
+            i: self._answers.of(row.prompt, text, () if said is None else said[i].messages, tokens)
             for i, text in enumerate(trajectory.texts)
             if trajectory.finish_reasons[i] != FinishReason.ERROR
         }
@@ -133,7 +146,7 @@ class RewardModel(CheckedRewardModel):
         self._engine.close()
 
 
-def _sample(row: int, sample: int, answer: ScoredAnswer) -> TrainSample:
+def _sample(row: int, sample: int, answer: ScoredAnswer, media: PromptMedia | None) -> TrainSample:
     example = answer.example
     zeros = np.zeros(len(example.ids), np.float32)
-    return TrainSample(example.ids, example.mask, targets=zeros, row=row, sample=sample)
+    return TrainSample(example.ids, example.mask, targets=zeros, media=media, row=row, sample=sample)

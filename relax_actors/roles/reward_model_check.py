@@ -17,6 +17,7 @@ from relax_actors.engines.backends import refuse_shared_device
 from relax_actors.engines.sglang.reward_check import check_reward_model
 from relax_actors.engines.torch.architectures import check_score_head
 from relax_actors.errors import ConfigError
+from relax_actors.media.family import family_of
 from relax_actors.runtime import Role
 
 SECTION = "roles.reward_model"
@@ -49,11 +50,6 @@ class CheckedRewardModel(Role):
     def check(self, run: CheckedRun) -> Iterator[str]:
         """Check the folder and its tokenizer."""
         config = run.config
-        if config.media is not None:
-            msg = (
-                f"{SECTION} reads texts, and the prompts of this model have images, video or sound; remove the section"
-            )
-            raise ConfigError(msg)
         if config.players:
             msg = (
                 f"{SECTION} scores whole samples, and those of this run have players; remove the section or the players"
@@ -63,6 +59,8 @@ class CheckedRewardModel(Role):
             yield f"{SECTION}.model {self.model} is checked once an earlier stage has trained it"
             return
         folder = read_score_folder(self.model, f"{SECTION}.model")
+        if run.model is not None:
+            self._check_media(config, folder, run.model.folder)
         check_score_head(self.model, of_steps=folder.of_steps)
         if self.backend == "sglang":
             refuse_shared_device(config, "reward_model", f'{SECTION}.backend = "sglang"')
@@ -80,6 +78,28 @@ class CheckedRewardModel(Role):
         kind = "steps" if folder.of_steps else "answers"
         yield f"the reward model scores {kind}, with {folder.parameters / 1e6:.2f} M parameters"
 
+    def _check_media(self, config: Config, folder: ScoreFolder, policy_folder: Path) -> None:
+        """Check that the model reads what the prompts hold: their tokens and features are those of the policy."""
+        own, policy = family_of(self.model), family_of(policy_folder)
+        why = ""
+        names = ["text alone" if each is None else f"media as {each.model_type}" for each in (own, policy)]
+        if names[0] != names[1]:
+            why = f"reads {names[0]}, and the run's model reads {names[1]}; name a reward model of the same family"
+        elif own is not None and _vocabulary(self.model) != _vocabulary(policy_folder):
+            why = (
+                "has another tokenizer than the run's model, whose prompts with media it reads; name one with the same"
+            )
+        elif own is not None and self.backend != "torch":
+            why = f'reads media, which {SECTION}.backend = "{self.backend}" does not; set it to "torch"'
+        elif own is not None and folder.of_steps:
+            why = "scores steps, which are read in texts alone; name a model that scores answers"
+        elif own is not None and (config.environment is not None or config.agent is not None):
+            what = "[environment]" if config.environment is not None else "[agent]"
+            why = f"reads media before one answer, and {what} makes samples of several turns; remove the section"
+        if why:
+            msg = f"{SECTION}.model {self.model} {why}"
+            raise ConfigError(msg)
+
     def answers(self, config: Config, tokenizer: Tokenizer, folder: ScoreFolder) -> ScoredAnswers:
         """Return what tokenizes answers for the reward model."""
         most = min(folder.context_length, config.trainer.max_tokens_per_microbatch)
@@ -95,3 +115,7 @@ class CheckedRewardModel(Role):
         if folder.of_steps and (config.environment is not None or config.agent is not None):
             msg = f"{SECTION}.model scores the steps of one answer, and samples of this run have several turns"
             raise ConfigError(msg)
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    return Tokenizer(folder).inner.get_vocab()

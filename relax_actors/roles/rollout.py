@@ -78,7 +78,9 @@ class Rollout(Role):
         self._settings = config.rollout
         self._tokenizer = Tokenizer(config.model_path)
         self._stop_ids, self._stop_strings = stops_of(self._tokenizer, config.rollout.stop)
-        self._policy = Policy(self.context, self.progress, service=self.service_limit(), has_barrier=self.has_barrier())
+        self._policy = Policy(
+            self.context, self.progress, most_service=self.most_service_requests(), has_barrier=self.has_barrier()
+        )
         self._engine, self._stager = self._policy.engine, self._policy.stager
         self._policy.profiles.start()
         self._room = min(self._engine.context_length, room(config))
@@ -165,7 +167,7 @@ class Rollout(Role):
         """Return whether all conversations' turns form one batch, independent of time."""
         return False
 
-    def service_limit(self) -> int:
+    def most_service_requests(self) -> int:
         """Return the most requests of the gateway that are generated at once."""
         return SERVICE_REQUESTS
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import nats.errors
 
@@ -30,6 +30,7 @@ from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.config.load import CODE_VARIABLE
+from relax_actors.devices.machine import MachineWatch
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
 from relax_actors.isolation.janitor import is_janitor
 from relax_actors.isolation.orphans import kill_orphans
@@ -143,10 +144,13 @@ class Node:
         self._journal = Journal(self._connection, Subjects(config.run.name), "node", node.number)
         self._reporter = Reporter(folder, self._connection, state, self._journal)
         self._tree = self._process_tree()
+        inventory = node.gpus.inventory()
+        self._machine = MachineWatch(folder.root, inventory)
+        self._machine.start()
         self._gpus = GpuLeases(
             f"run {config.run.name}, node {node.number}",
             lambda: self._watcher.node,
-            node.gpus.inventory(),
+            inventory,
             lambda: {_computes_as(child) for child in self._tree.children()},
         )
         self._zygote_name = f"zygote of node {node.number}" if node.number else "zygote"
@@ -225,16 +229,17 @@ class Node:
         for name, state in children.items():
             if (code := self._watcher.node.code.get(name)) is not None:
                 state["code_since"] = code.since
-        entry = {"pid": os.getpid(), "since": self._began, "children": children, "zygote": zygote}
+        entry: dict[str, Any] = {"pid": os.getpid(), "since": self._began, "children": children, "zygote": zygote}
+        machine = self._machine.latest()
+        if machine is not None:
+            entry["machine"] = machine.plain()
         self._leases.renew(
             {**entry, "gpus": self._gpus.held(), "room": self._gpus.room(), "spot": self._assignment.spot}
         )
         # `relax tree` reads the lease; monitors, which may not read the bucket, get the same counts as a metric.
         zygotes = {self._zygote_name: zygote} if zygote is not None else {}
-        free = {}
-        with suppress(OSError):
-            free["disk_free_mib"] = shutil.disk_usage(self._folder.root).free >> 20
-        self._journal.metric({**supervision_metric({**children, **zygotes}), **free})
+        figures = {} if machine is None else machine.figures()
+        self._journal.metric({**supervision_metric({**children, **zygotes}), **figures})
 
     def _on_sigterm(self, *_: object) -> None:
         self._status.stop_requested()

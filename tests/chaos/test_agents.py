@@ -15,6 +15,7 @@ from broker.subjects import RowId
 from relax_actors.messages import Trajectory
 from tests.support.faults import box, story_of
 from tests.support.gateways import AGENTS, address_of
+from tests.support.kept_runs import ENTROPIES, recorded_entropies
 from tests.support.kills import kill_actors
 from tests.support.messages import assert_says
 from tests.support.running import ON_POLICY, Run, wait_until
@@ -137,6 +138,7 @@ def test_actor_that_continues_after_its_row_was_taken_over_adds_nothing_to_it(ma
 def test_players_of_killed_agents_say_what_they_would_have_said(make_run: MakeRun) -> None:
     settings = (
         *ON_POLICY,
+        *ENTROPIES,
         "agent.function=tiny_agents.duel",
         "agent.players=['solver', 'critic']",
         "agent.trained=['critic']",
@@ -145,7 +147,8 @@ def test_players_of_killed_agents_say_what_they_would_have_said(make_run: MakeRu
         "reward.function=environment",
         "run.steps=5",
     )
-    alone = make_run("calm", *settings, config=AGENTS).complete()
+    calm = make_run("calm", *settings, config=AGENTS)
+    alone = calm.complete_healthy()
     run = make_run("killed", *settings, config=AGENTS).start()
     kills = [
         ("group.0.1.turns.0.2", "rollout.0"),
@@ -159,3 +162,5 @@ def test_players_of_killed_agents_say_what_they_would_have_said(make_run: MakeRu
     assert code == 0, said
     assert result["weights_fingerprint"] == alone["weights_fingerprint"]
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+    entropies = recorded_entropies(run)
+    assert (len(entropies), entropies) == (result["trained"], recorded_entropies(calm))

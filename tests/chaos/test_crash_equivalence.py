@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from relax_actors.messages import Trajectory
-from relax_actors.record.record import Record
 from tests.chaos.equivalence import cluster_for, compare
 from tests.chaos.kill_plan import SERVER, points_of
 from tests.chaos.run_kinds import DATA_ROWS, rows_of_data
 from tests.support.faults import hit, story_of, wait_for_cell
+from tests.support.kept_runs import ENTROPIES, recorded_entropies
 from tests.support.kills import kill_actors, kill_at, stopped_root
 from tests.support.running import ON_POLICY, Run, relax
 
@@ -48,17 +48,15 @@ def test_run_with_kills_at_named_points_ends_with_the_same_weights(
 
 @pytest.mark.slow
 def test_recorded_entropies_change_no_bit_of_a_killed_run(make_run: MakeRun, undisturbed: str) -> None:
-    run = make_run("entropies", *ON_POLICY, "record.entropy=true", "record.every=1").start()
+    calm = make_run("calm", *ON_POLICY, *ENTROPIES)
+    assert calm.complete()["weights_fingerprint"] == undisturbed
+    run = make_run("entropies", *ON_POLICY, *ENTROPIES).start()
     kill_actors(run, [("group.2.0.prompt", "rollout.0"), ("batch.4", "trainer.0")])
     run.disconnect()
     code, result, said = run.finish()
     assert (code, result["weights_fingerprint"]) == (0, undisturbed), said
-    record = Record(run.folder.record)
-    trajectories = [record.row(row).read("trajectory", Trajectory) for row in record.rows() if row.kind == "group"]
-    assert len(trajectories) == 32
-    for trajectory in trajectories:
-        assert trajectory.entropies.shape == trajectory.logprobs.shape
-        assert trajectory.entropies[trajectory.versions >= 0].max() > 0
+    entropies = recorded_entropies(run)
+    assert (len(entropies), entropies) == (32, recorded_entropies(calm))
     assert "mean entropy" in relax("samples", run.name, "--step", "7", "--row", "0", cwd=run.cwd).stdout
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.run_kinds import EXAMPLES
 from tests.support.killed_ranks import Moments, check_killed_ranks
 from tests.support.running import IMAGES, ON_POLICY, TINY, Run
 from tests.support.tiny_megatron import skip_if_missing
 
 skip_if_missing()
 
-RANKS = ("trainer.backend=megatron", "trainer.megatron.ranks=2", *ON_POLICY)
+TWO = ("trainer.backend=megatron", "trainer.megatron.ranks=2")
+RANKS = (*TWO, *ON_POLICY)
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 REPLAYED = (
     *(f"model.architecture.{name}={value}" for name, value in EXPERTS.items()),
@@ -27,6 +29,12 @@ PICTURES = (
     "run.steps=8",
     "trainer.max_tokens_per_microbatch=128",
     "trainer.megatron.pipeline_parallel=2",
+)
+SCORES = (
+    *TWO,
+    "trainer.megatron.pipeline_parallel=2",
+    "algorithm.name=reward_model",
+    "data.function=tiny_tasks.pairs",
 )
 MOMENTS = (("weights.0", 1), ("batch.2", 0), ("weights.4", 1), ("batch.6", None))
 """Cells after which a rank, or the trainer itself, is killed."""
@@ -63,6 +71,12 @@ def test_killed_ranks_do_not_change_the_weights(
     if more == STREAMED:
         early = [metric["early_seconds"] for metric in story.metrics if "early_seconds" in metric]
         assert max(early) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_ranks_do_not_change_the_weights_of_a_reward_model(make_run: Callable[..., Run]) -> None:
+    check_killed_ranks(make_run, SCORES, "trainer", MOMENTS, EXAMPLES)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 
 from relax_actors.messages import SessionLog
 from tests.support.faults import hit, story_of, wait_for_cell
+from tests.support.kept_runs import ENTROPIES, recorded_entropies
 from tests.support.kills import kill_actors
 from tests.support.running import IMAGES, ON_POLICY, Run, processes_of, wait_until
 from tests.support.turn_counter import TurnCounter
@@ -58,9 +59,9 @@ KILLS = (
     "settings", [(), (*DUEL, "environment.trained=['critic']"), RIVALS], ids=["alone", "players", "rivals"]
 )
 def test_killed_episodes_continue_at_their_turn(settings: tuple[str, ...], make_run: Callable[..., Run]) -> None:
-    calm = make_run("calm", *ON_POLICY, *EPISODES, *settings)
-    alone = calm.complete_healthy() if settings in ((), RIVALS) else calm.complete()
-    run = make_run("killed", *ON_POLICY, *EPISODES, *settings).start()
+    calm = make_run("calm", *ON_POLICY, *EPISODES, *ENTROPIES, *settings)
+    alone = calm.complete_healthy()
+    run = make_run("killed", *ON_POLICY, *EPISODES, *ENTROPIES, *settings).start()
     counter = TurnCounter(run)
     for cell, victim in KILLS:
         wait_for_cell(run, cell, 180)
@@ -77,6 +78,8 @@ def test_killed_episodes_continue_at_their_turn(settings: tuple[str, ...], make_
     assert story.of("row_resumed")
     assert [event["error"] for event in story.of("environment_failed")] == []
     assert processes_of(run.folder.root) == []
+    entropies = recorded_entropies(run)
+    assert (len(entropies), entropies) == (result["trained"], recorded_entropies(calm))
 
 
 @pytest.mark.slow

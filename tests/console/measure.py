@@ -41,7 +41,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Opening the page of a run: CPU seconds of both processes, and seconds until the newest step was shown."""
+    """Opening the page of a run.
+
+    Attributes:
+        console: CPU seconds of the console, its start included.
+        renderer: CPU seconds of the processes that draw pages.
+        seconds: from the link that the console prints until the newest step and the curves are shown.
+    """
 
     console: float
     renderer: float
@@ -103,11 +109,12 @@ def opening(browser: Any, run: WrittenRun) -> Opening:
     """Open the page of a long run."""
     console = ServedConsole(run, run.cwd)
     try:
-        before, drawn, began = console.cpu_seconds(), renderers(browser), time.monotonic()
+        drawn = renderers(browser)
         watched = opened(browser, console)
         watched.page.get_by_text(f"{LONG:,} of {LONG:,}").wait_for(timeout=PATIENCE_MS)
         watched.page.get_by_role("region", name="chart of step/reward").wait_for(timeout=PATIENCE_MS)
-        found = Opening(console.cpu_seconds() - before, renderers(browser) - drawn, time.monotonic() - began)
+        seconds = time.monotonic() - console.shown  # it reads ahead from then on
+        found = Opening(console.cpu_seconds(), renderers(browser) - drawn, seconds)
         watched.check()
         watched.page.close()
         return found

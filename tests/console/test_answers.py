@@ -17,8 +17,10 @@ from relax_actors.console.app import Console
 from relax_actors.console.guard import Tokens
 from relax_actors.console.run import ConsoleRun
 from relax_actors.console.runs import ConsoleRuns
+from relax_actors.devices.machine import GpuUse, MachineUse
 from relax_actors.messages import Batch, Dropped
 from tests.support.consoles import ROWS, WrittenRun
+from tests.support.recorded_runs import recorded_machine
 from tests.support.running import wait_until
 
 TOKENS = Tokens("observer-token", "operator-token")
@@ -168,6 +170,35 @@ def test_connection_in_use_is_not_closed_as_idle(written: WrittenRun, monkeypatc
 
     asyncio.run(main())
     written.connect()
+
+
+def test_machines_and_gpus_of_nodes_are_known_with_who_holds_them(written: WrittenRun) -> None:
+    machine = recorded_machine()
+    rollout = written.journal("rollout")
+    rollout.metric({"rows": 3, "busy": 0.5, "rss_mib": 512, "version": 1})
+    assert rollout.flush(10)
+    written.trainer.metric({"rows": 2, "busy": 0.25})
+    written.train(range(1))  # the newest metric of the trainer is that of a step
+
+    async def work(get: Get) -> None:
+        await get("actors")  # leases are heard from here on
+        held = {"trainer.0": [0], "rollout.0": [0], "reward.0": "none"}
+        written.node(0, "rollout.0", "trainer.0", gpus=held, machine=machine.plain())
+        written.lease("rollout", 0, incarnation=1, rows=[], waits_for=None, doing_since=None)
+        written.node(1, "reward.0", machine={"gpus": [{"number": "x"}, {"number": 1, "busy": "much"}], "load": -1})
+        while len(nodes := (await get("actors"))["nodes"]) < 2:
+            pass
+        first, second = nodes
+        assert MachineUse.of(first["machine"]) == machine
+        assert first["holders"] == {"0": ["trainer.0", "rollout.0"]}
+        figures = {actor["name"]: actor["figures"] for actor in first["actors"]}
+        assert figures["rollout.0"] == {"rows": 3, "busy": 0.5, "rss_mib": 512}
+        assert figures["trainer.0"] == {"rows": 2, "busy": 0.25}
+        assert second["machine"] == MachineUse(gpus=[GpuUse(1, "")]).plain()
+        served = {row["version"]: row["served_by"] for row in (await get("weights"))["versions"]}
+        assert served == {1: ["rollout.0"], 0: []}
+
+    asked(written, work)
 
 
 def test_rate_leaves_out_the_time_during_which_the_run_was_not_up(written: WrittenRun) -> None:

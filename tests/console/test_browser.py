@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from broker.subjects import RowId
 from tests.support.browsers import Watched, needs_browser, opened
 from tests.support.consoles import LinkedConsole, ServedConsole, WrittenRun
 from tests.support.hostile_markup import PAYLOADS
+from tests.support.recorded_runs import recorded_machine
 from tests.support.running import wait_until
 
 pytestmark = [needs_browser, pytest.mark.slow]
@@ -63,7 +65,7 @@ def test_every_view_is_accessible_and_shows_texts_as_texts(browser: Any, console
             watched.show(f"#/{view}", text)
             assert watched.serious_findings() == [], f"{view}, {scheme}"
         watched.show("#/run", PAYLOADS[0])
-        watched.show("#/evaluation?version=3", "prompt 0")
+        watched.show("#/evaluation?version=3", "Prompt and answers")
         watched.page.locator("summary").first.click()
         watched.page.get_by_text(PAYLOADS[1]).first.wait_for()
         assert watched.page.evaluate("window.owned") is None
@@ -78,6 +80,9 @@ def test_state_has_a_link_keys_and_files(browser: Any, console: ServedConsole) -
     page.keyboard.press("3")
     page.get_by_role("heading", name="Weights").wait_for()
     assert page.url.endswith("#/weights")
+    for key in "687905432":  # views that arrive late do not take the place of the last one
+        page.keyboard.press(key)
+    page.get_by_role("heading", name="Actors").wait_for()
     page.goto(f"{console.url}/#/run?from=2&to=5&smooth=0.5")
     page.get_by_role("button", name="Show all steps").wait_for()
     chart = page.get_by_role("region", name="chart of step/reward")
@@ -93,12 +98,67 @@ def test_state_has_a_link_keys_and_files(browser: Any, console: ServedConsole) -
     watched.check()
 
 
+def test_step_is_chosen_in_a_chart_and_leads_to_its_rows(browser: Any, console: ServedConsole) -> None:
+    watched = opened(browser, console)
+    page = watched.page
+    chart = page.get_by_role("region", name="chart of step/reward")
+    drawn = chart.locator(".u-over")
+    for whole in (drawn, page.locator("#ledger-sum"), page.get_by_role("region", name="Events")):
+        whole.wait_for()  # what loads later moves the chart
+    box = drawn.bounding_box()
+    assert box is not None
+    middle, top = box["x"] + box["width"] * 3 / 7, box["y"] + 40  # of steps 0 to 7
+    page.mouse.move(middle, top)
+    for name in ("step/reward", "step/loss"):
+        page.get_by_role("region", name=f"chart of {name}").get_by_text("step 3", exact=True).wait_for()
+    chart.get_by_text("seen 0.503").wait_for()
+    page.mouse.down()
+    page.mouse.up()
+    page.mouse.move(box["x"] + box["width"], top - 100)
+    chart.get_by_text("step 3", exact=True).wait_for()
+    assert page.url.endswith("#/run?at=3")
+    page.get_by_role("link", name="Held-out answers").click()
+    page.get_by_role("heading", name="Answers of version 3").first.wait_for()
+    page.go_back()
+    chart.get_by_text("step 3", exact=True).wait_for()
+    page.locator("main").get_by_role("link", name="Rows", exact=True).click()
+    page.wait_for_url(lambda url: url.endswith("#/rows?step=3"))
+    watched.show("#/run?at=5", "seen 0.505")
+    page.get_by_role("button", name="Clear").click()
+    page.get_by_role("link", name="Held-out answers").wait_for(state="detached")
+    assert page.url.endswith("#/run")
+    watched.check()
+
+
 @pytest.mark.parametrize("view", ["run", "actors"])
 def test_phone_shows_run_and_actors_without_scrolling_sideways(browser: Any, console: ServedConsole, view: str) -> None:
     watched = opened(browser, console, width=390)
     watched.show(f"#/{view}", VIEWS[view])
     width = watched.page.evaluate("document.documentElement.scrollWidth")
     assert width <= 390
+    assert watched.serious_findings() == []
+    watched.check()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_gpus_of_a_node_are_shown(browser: Any, run: WrittenRun, console: ServedConsole, width: int) -> None:
+    watched = opened(browser, console, width=width)
+    machine = recorded_machine()
+    many = replace(machine, gpus=[replace(machine.gpus[0], number=n) for n in range(8)])
+    held = {"rollout.0": [0, 1], "trainer.0": [7]}
+    watched.page.goto(f"{console.url}/#/actors")
+    gpus = watched.page.get_by_role("region", name="GPUs of node host")
+
+    def renewed() -> bool:
+        run.node(0, "rollout.0", "trainer.0", gpus=held, machine=many.plain())
+        run.journal("rollout").metric({"rows": 1})
+        return bool(gpus.count())
+
+    wait_until(renewed, "GPUs of the node")
+    assert gpus.get_by_role("row").count() == 9
+    assert gpus.get_by_text("trainer.0").count() == 1
+    watched.page.get_by_role("group", name="machine of node host").get_by_text("memory free").wait_for()
+    assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
     assert watched.serious_findings() == []
     watched.check()
 

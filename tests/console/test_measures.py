@@ -39,8 +39,8 @@ def test_long_run_opens_soon(browser: Any, tmp_path: Path) -> None:
         found = opening(browser, run)
     finally:
         run.stop()
-    # CPU seconds, which bound the time on a free core; the clock is for a quiet machine.
-    assert found.console + found.renderer < 6.0, f"{found} for {LONG} steps"
+    # CPU seconds, which bound the time on a free core; `python -m tests.console.measure` measures by the clock.
+    assert found.console + found.renderer < 4.0, f"{found} for {LONG} steps"
 
 
 def test_client_that_reconnects_for_an_hour_misses_nothing(written: WrittenRun, console: ServedConsole) -> None:

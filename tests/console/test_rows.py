@@ -70,6 +70,22 @@ def shown(written: WrittenRun) -> WrittenRun:
     return written
 
 
+def test_events_that_name_a_row_are_shown_with_it(shown: WrittenRun) -> None:
+    node = shown.journal("node")
+    node.event("crashed", role="rollout", n=0, reason="killed by SIGKILL", rows=["group.0.1", "group.0.10"])
+    node.event("crashed", role="rollout", n=1, reason="killed by SIGKILL", rows=["group.0.10"])
+    shown.trainer.event("row_dropped", row="group.0.1", reason="surplus")
+    for journal in (node, shown.trainer):
+        assert journal.flush(10)
+
+    async def work(ask: Ask) -> list[list[str]]:
+        rows = [(await ask(f"row?row=group.0.{index}")).json() for index in (0, 1)]
+        return [[f"{event['sender']} {event['kind']}" for event in row["events"]] for row in rows]
+
+    none, both = asked(shown, work)
+    assert (none, sorted(both)) == ([], ["rollout.0 crashed", "trainer.0 row_dropped"])
+
+
 def test_rows_of_a_step_from_the_table_and_from_the_record_are_the_same(shown: WrittenRun) -> None:
     async def work(ask: Ask) -> Any:
         return (await ask("rows?step=0")).json(), (await ask("anatomy?step=0")).json()

@@ -64,8 +64,6 @@ def test_versions_that_nobody_was_to_evaluate_are_left_out_after_a_change(make_r
 @pytest.mark.parametrize("backend", ["torch", "megatron"])
 @pytest.mark.parametrize("rows", ROWS)
 def test_two_ranks_end_with_the_loss_of_one(make_run: Callable[..., Run], backend: str, rows: str) -> None:
-    if backend == "megatron" and rows in ("scores", "steps"):
-        pytest.skip("Megatron-Core trains no reward models, which a check refuses")
     if backend == "megatron":
         skip_if_missing()
     config, settings = ROWS[rows]

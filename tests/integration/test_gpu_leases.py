@@ -42,6 +42,7 @@ def test_actors_keep_their_gpus_when_they_are_killed_and_the_tree_shows_them(
     killed = run.kill("own.0")
     assert seen(run, "own.0", other_than=killed) == ["", "3,4"]
     shown = relax("tree", "leased", cwd=tmp_path).stdout
+    assert re.search(r"machine: load \d+\.\d on \d+ cores, .* GiB free, .* GiB of disk free", shown), shown
     places = {
         actor: re.search(rf"{re.escape(actor)} .*?, (GPUs? [\d, to]*\d),", shown)
         for actor in ("trainer.0", "rollout.0", "rollout.1", "own.0")

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +19,10 @@ import numpy as np
 
 from broker.address import Address
 from broker.connection import Connection
+from broker.leases import RunState
 from broker.permissions import OPERATOR
 from broker.store import Store
+from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
@@ -113,6 +116,16 @@ class WrittenRun:
         """Write a quarantined row."""
         self.table.put(self.subjects.cell(row, "quarantined"), Quarantined(role, 3, error, trace))
 
+    def lease(self, role: str, n: int, **state: Any) -> None:
+        """Renew a lease, which a console hears once it is connected."""
+        own = RunState(self.connection, self.connection.call(open_bucket(self.connection, self.subjects), 10))
+        self.connection.call(own.renew_lease(role, n, {"pid": 1, "since": time.time(), **state}, 60), 10)
+
+    def node(self, number: int = 0, *actors: str, **more: Any) -> None:
+        """Renew the lease of a node with ready actors, as its supervisor does; `more` are further fields."""
+        children = {actor: {"phase": "ready", "since": time.time(), "restarts": 0, "pid": 1} for actor in actors}
+        self.lease("node", number, name="host", where="1", children=children, **more)
+
     def broker(self) -> subprocess.Popen[bytes]:
         """Return the process of the broker."""
         assert self._server.server.process is not None
@@ -146,6 +159,7 @@ class ServedConsole:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
+        self.shown = time.monotonic()
         match = re.fullmatch(rf"console of run {self.name}: (http://127\.0\.0\.1:(\d+))/#token=(\S+)\n", line)
         assert match, line + (self.process.stdout.read() if self.process.poll() is not None else "")
         self.link, self.url, self.token = line.partition(": ")[2].strip(), match[1], match[3]

@@ -15,11 +15,28 @@ from safetensors.torch import load_file, save_file
 from broker.subjects import RowId
 from relax_actors.messages import Advantage, Trajectory
 from relax_actors.monitoring.connection import connected
+from relax_actors.record.record import Record
 from relax_actors.runtime import durable_folder
 from tests.support.running import ON_POLICY, Run
 
 KEPT = (*ON_POLICY, "run.keep_steps=100")
 """Settings of an on-policy run of which every step is kept."""
+ENTROPIES = ("record.entropy=true", "record.every=1")
+"""Settings of a run whose record has the entropy of each sampled token of all rows."""
+
+
+def recorded_entropies(run: Run) -> dict[str, bytes]:
+    """Return the entropies that the record of a run has of each trained row, as bytes; checks that there are some."""
+    record, found = Record(run.folder.record), dict[str, bytes]()
+    for row in record.rows("group"):
+        trajectory = record.row(row).read("trajectory", Trajectory)
+        sampled = trajectory.versions >= 0
+        assert trajectory.entropies is not None, row
+        assert trajectory.entropies.shape == trajectory.logprobs.shape
+        assert trajectory.entropies[sampled].max() > 0
+        assert not trajectory.entropies[~sampled].any()
+        found[str(row)] = trajectory.entropies.tobytes()
+    return found
 
 
 def digests_of_files(folder: Path) -> dict[str, str]:

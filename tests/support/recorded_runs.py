@@ -5,10 +5,12 @@ The files are written by `relax doctor RUN --save tests/support/recorded/NAME.js
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from relax_actors.devices.machine import MachineUse
 from relax_actors.monitoring.diagnosis import Event, Observations, Reading
 from relax_actors.monitoring.diagnosis.log_reader import load_observed
 
@@ -23,6 +25,13 @@ def recorded(name: str, steps: int | None = None) -> Observations:
         seen.steps = {step: figures for step, figures in seen.steps.items() if step < steps}
         seen.fingerprints = {version: each for version, each in seen.fingerprints.items() if version <= steps}
     return seen
+
+
+def recorded_machine() -> MachineUse:
+    """Return what `read_machine` read on a machine with an NVIDIA GPU that multiplied matrices."""
+    found = MachineUse.of(json.loads((FOLDER / "machine.json").read_text()))
+    assert found is not None
+    return found
 
 
 def alter(seen: Observations, **figures: float | Callable[[int], float]) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from relax_actors.config import Config
 from relax_actors.engines.protocols import TrainSample
+from tests.support.media_batches import media_batch
 from tests.support.models import STOP
 
 
@@ -32,4 +36,23 @@ def score_batch(rows: str, classes: int = 1, seed: int = 2) -> list[TrainSample]
                     sample=sample,
                 )
             )
+    return found
+
+
+def media_pairs(config: Config) -> list[TrainSample]:
+    """Draw a chosen and a rejected answer to each of several prompts, with and without media, scored at the end."""
+    found = []
+    for number, sample in enumerate(media_batch(config)):
+        length = len(sample)
+        found.append(
+            replace(
+                sample,
+                loss_mask=np.arange(length) == length - 1,
+                advantages=np.full(length, -1.0 if number % 2 else 1.0, np.float32),
+                targets=np.zeros(length, np.float32),
+                values=None,
+                returns=None,
+                sample=number % 2,
+            )
+        )
     return found

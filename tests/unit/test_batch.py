@@ -18,8 +18,8 @@ def asking(tokens: int, samples: int = 1) -> GenerationRequest:
     return GenerationRequest(np.ones(1, np.int32), 0, samples, 1.0, 1.0, tokens - 1, frozenset())
 
 
-def batch_of(limit: int | None, cached: int | None = None, *, service: int = 64, alone: bool = False) -> Batch:
-    return Batch(limit, cached, joins_freely=True, service=service, service_alone=alone)
+def batch_of(limit: int | None, cached: int | None = None, *, most_service: int = 64, alone: bool = False) -> Batch:
+    return Batch(limit, cached, joins_freely=True, most_service=most_service, service_alone=alone)
 
 
 def wait(batch: Batch, *tokens: int, kind: Kind = Kind.SERVICE, name: str = "") -> list[Future[Samples]]:
@@ -61,7 +61,7 @@ def test_service_requests_begin_while_all_requests_in_flight_fit_or_none_is_in_f
     end(batch, 0, 2)
     assert second.done()
     assert sizes(batch.join()) == [20]
-    batch.end()
+    batch.abandon()
     assert batch.service_tokens == 0
     with pytest.raises(EngineError, match="ended before the sample; send the request again"):
         third.result(0)
@@ -76,7 +76,7 @@ def test_the_first_service_request_begins_although_rows_leave_no_room() -> None:
 
 
 def test_no_more_service_requests_count_as_waiting_than_may_be_in_flight() -> None:
-    batch = batch_of(None, service=2)
+    batch = batch_of(None, most_service=2)
     wait(batch, *[10] * 5)
     assert batch.service_ready() == 2
     assert len(batch.begin()) == 2
@@ -89,7 +89,7 @@ def test_a_service_request_of_a_deterministic_run_is_alone() -> None:
     assert sizes(batch.begin()) == [10]
     assert batch.join() == []
     end(batch, 0)
-    batch.end()
+    batch.abandon()
     wait(batch, 50, kind=Kind.ROW)
     assert sizes(batch.begin()) == [50]
     assert batch.join() == []
@@ -100,7 +100,7 @@ def test_service_requests_are_answered_in_batches_that_fit() -> None:
     wait(batch, 20, 30, 200, 20, 20)
     while len(batch):
         together.append(len(batch.begin()))
-        batch.end()
+        batch.abandon()
     assert together == [2, 1, 2]
 
 
@@ -136,7 +136,7 @@ def test_what_fails_or_is_given_up_holds_no_room() -> None:
     batch = batch_of(100)
     wait(batch, 60, kind=Kind.TURN, name="a")
     batch.begin()
-    batch.end()
+    batch.abandon()
     wait(batch, 60, kind=Kind.TURN, name="b")
     assert sizes(batch.begin()) == [60]
     end(batch, 0)

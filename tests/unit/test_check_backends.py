@@ -12,6 +12,7 @@ from relax_actors.checks.capacity import host_bytes, memory_of_roles
 from relax_actors.checks.machine import has_gpu, usable_cores
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import ModelFacts
+from relax_actors.devices.machine import Memory
 from relax_actors.engines.backends import unused_settings
 from relax_actors.engines.protocols.footprint import PROCESS_BYTES
 from relax_actors.engines.sglang.presence import has_experts, serves
@@ -153,7 +154,7 @@ def test_ranks_of_torch_share_everything() -> None:
 
 
 def test_roles_of_other_machines_need_no_memory_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "memory_of_machine", lambda: PROCESS_BYTES * 3)
+    monkeypatch.setattr(capacity, "memory_of_machine", lambda: Memory(PROCESS_BYTES * 3, 0))
     config = load_config(DEMO, [*CPU, "rollout.replicas=4"])
     (error,) = examine(config).errors
     assert "on this machine need" in error

@@ -36,9 +36,11 @@ def errors(tmp_path: Path) -> Errors:
     return find
 
 
-def folder_of(folder: Path, architecture: str = "Qwen3ForSequenceClassification", classes: int = 1) -> Path:
+def folder_of(
+    folder: Path, architecture: str = "Qwen3ForSequenceClassification", classes: int = 1, config: Path = TINY
+) -> Path:
     """Write the folder of a reward model; its weights are never read here."""
-    prepare(load_config(TINY, []), folder)
+    prepare(load_config(config, []), folder)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [architecture]}))
     save_file({"score.weight": np.zeros((classes, 32), np.float32)}, folder / "model.safetensors")
@@ -123,7 +125,23 @@ def test_prompts_that_are_chats_need_a_reward_model_with_a_template(errors: Erro
     assert any("chat template" in error and "data.chat" in error for error in examine(config).errors)
 
 
-def test_media_are_refused(tmp_path: Path) -> None:
-    model = folder_of(tmp_path / "scores")
-    config = load_config(IMAGES, [f"run.folder={tmp_path / 'run'}", USED, f"roles.reward_model.model={model}"])
-    assert any("roles.reward_model" in error and "images" in error for error in examine(config).errors)
+def test_prompts_with_media_need_a_reward_model_of_their_family(errors: Errors, tmp_path: Path) -> None:
+    def found(model: Path, *settings: str) -> tuple[str, ...]:
+        given = (f"run.folder={tmp_path / 'run'}", USED, f"roles.reward_model.model={model}", *settings)
+        return examine(load_config(IMAGES, list(given))).errors
+
+    text = folder_of(tmp_path / "text")
+    (error,) = found(text)
+    assert "reads text alone" in error
+    assert "qwen3_vl" in error
+    pictures = folder_of(tmp_path / "pictures", "Qwen3VLForSequenceClassification", config=IMAGES)
+    assert found(pictures) == ()
+    (error,) = errors(USED, f"roles.reward_model.model={pictures}")
+    assert "reads media as qwen3_vl" in error
+    (error,) = found(pictures, "roles.reward_model.backend=sglang")
+    assert 'set it to "torch"' in error
+    other = folder_of(tmp_path / "other", "Qwen3VLForSequenceClassification", config=IMAGES)
+    said = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(said.replace('"8"', '"\u2468"'))
+    (error,) = found(other)
+    assert "tokenizer" in error

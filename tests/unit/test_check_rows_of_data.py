@@ -117,11 +117,6 @@ def test_scores_of_a_reward_model_are_shown_where_they_are_read() -> None:
     assert not any("stop token" in note for note in notes)
 
 
-def test_reward_model_of_another_backend_is_refused() -> None:
-    errors = found(SCORES, "data.function=tiny_tasks.pairs", "trainer.backend=megatron").errors
-    assert any('"megatron"' in error and '"torch"' in error for error in errors)
-
-
 @pytest.mark.slow
 def test_architecture_without_a_sequence_classifier_is_refused() -> None:
     errors = found(SCORES, "data.function=tiny_tasks.pairs", "model.architecture.model_type=cohere").errors

@@ -12,8 +12,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from relax_actors.checks import examine
+from relax_actors.checks.capacity import memory_of_roles
 from relax_actors.config import load_config
-from relax_actors.data.model_folder import prepare
+from relax_actors.data.model_folder import measure, prepare
 from relax_actors.errors import ConfigError
 from relax_actors.roles.taught_rollout import is_taught
 from tests.support.http_servers import served
@@ -146,6 +147,20 @@ def test_teacher_with_weights_may_write_samples(errors: Errors, teacher: Path) -
     assert errors(*WRITES, model, "roles.teacher.hint='{answer}{prompt}'") == ()
     assert "needs its weights" in " ".join(errors(*WRITES, "roles.teacher.hint='{answer}{prompt}'"))
     assert "student_share = 0.5 has no effect" in " ".join(errors(ON, "algorithm.distil.student_share=0.5", model))
+
+
+def test_memory_of_a_teacher_that_writes_counts_in_each_rollout(tmp_path: Path, teacher: Path) -> None:
+    settings = ("rollout.device=cpu", "rollout.replicas=3", f"roles.teacher.model={teacher}", *WRITES)
+    run = f"run.folder={tmp_path / 'run'}"
+    writing = load_config(TINY, [run, *settings])
+    scoring = load_config(TINY, [run, *settings, "algorithm.distil.student_share=1"])
+    facts = measure(teacher)
+    sizes = [memory_of_roles(config, facts) for config in (writing, scoring)]
+    assert sizes[0].pop("rollout") - sizes[1].pop("rollout") == 3 * 4 * facts.parameters
+    assert sizes[0] == sizes[1]
+    served = load_config(TINY, [run, *settings, "rollout.backend=sglang"])
+    alone = served.model_copy(update={"algorithm": scoring.algorithm})
+    assert memory_of_roles(served, facts)["rollout"] - memory_of_roles(alone, facts)["rollout"] > 3 << 30
 
 
 def test_server_of_the_policy_leaves_memory_to_that_of_a_teacher_that_writes(errors: Errors, teacher: Path) -> None:

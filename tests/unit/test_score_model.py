@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import AutoModelForMultimodalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from relax_actors.config import Config
+from relax_actors.data.score_folder import read_score_folder
 from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import tensors_of
+from relax_actors.engines.torch.reward_model import TorchRewardModel
+from relax_actors.engines.torch.score_model import build_score_model
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.errors import ConfigError
+from relax_actors.media.family import family_of
+from relax_actors.weights.files import load
 from tests.support.batches import silent
 from tests.support.models import QWEN3, VOCABULARY, config_of, qwen3_moe
-from tests.support.score_batches import score_batch
+from tests.support.score_batches import media_pairs, score_batch
+from tests.support.tiny_media_models import FAMILIES, architecture_of, model_inputs
 
 KINDS = {"reward_model": ("pairs", 1), "outcome_reward": ("labelled", 3), "process_reward": ("steps", 2)}
 UNTIED = QWEN3 | {"tie_word_embeddings": False, "pad_token_id": VOCABULARY - 1}
@@ -80,6 +87,41 @@ def test_exported_folder_has_the_scores_of_the_trainer(tmp_path: Path, name: str
             labels = torch.from_numpy(sample.masked("targets")).long()
             expected = of_places.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
         np.testing.assert_allclose(own[sample.loss_mask], expected.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_audio"])
+def test_scores_of_prompts_with_media_are_those_of_the_policy_with_another_head(tmp_path: Path, family: str) -> None:
+    algorithm = {"name": "outcome_reward", "scores": {"classes": 3}}
+    trainer = {"max_tokens_per_microbatch": 1024}
+    config = config_of(tmp_path / "run", architecture_of(family), algorithm=algorithm, trainer=trainer)
+    labels = [np.full(len(sample), n % 3, np.float32) for n, sample in enumerate(media_pairs(config))]
+    batch = [replace(sample, targets=own) for sample, own in zip(media_pairs(config), labels, strict=True)]
+    trained(config, batch).export(tmp_path / "model")
+    for path in config.model_path.iterdir():
+        if not (tmp_path / "model" / path.name).exists():
+            shutil.copy(path, tmp_path / "model")
+    folder = read_score_folder(tmp_path / "model", "test")
+    scores = TorchRewardModel(config, tmp_path / "model", folder).score(batch, silent)
+    weight, own = load([tmp_path / "model" / "model.safetensors"])["score.weight"], family_of(config.model_path)
+    policy = AutoModelForMultimodalLM.from_pretrained(tmp_path / "model").eval()
+    policy.lm_head = torch.nn.Linear(weight.shape[1], 3, bias=False)
+    policy.lm_head.weight.data = weight
+    assert own is not None
+    for sample, found in zip(batch, scores, strict=True):
+        assert sample.media is not None
+        with torch.no_grad():
+            logits = policy(**model_inputs(own, sample.token_ids, sample.media.items)).logits[0, -1]
+        np.testing.assert_allclose(found[0], logits.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_with_media_has_a_classifier(tmp_path: Path, family: str) -> None:
+    path = config_of(tmp_path / "run", architecture_of(family)).model_path
+    with torch.device("meta"):
+        model = build_score_model(path, classes=2, of_steps=False, device=None)
+    names = tensors_of(model)
+    assert names["score.weight"].shape[0] == 2
+    assert not any(name.startswith("lm_head") for name in names)
 
 
 def test_padded_answers_have_the_same_scores_in_transformers(tmp_path: Path) -> None:

@@ -25,13 +25,16 @@ from relax_actors.engines.protocols.server import ServerRecord, answers, free_po
 from relax_actors.engines.sglang.backend import SEGMENTS, SglangBackend
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
+from relax_actors.engines.sglang.launch import of_frozen_model
 from relax_actors.engines.sglang.server import Server
 from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, server_arguments
 from relax_actors.engines.sglang.weight_loaders import DiskLoader, pickled
 from relax_actors.errors import ActorError, ConfigError
 from relax_actors.isolation.janitor import SHARED_MEMORY, Janitor, segments
 from relax_actors.isolation.proc import process
+from tests.support import models
 from tests.support.http_servers import serving
+from tests.support.models import QWEN3
 
 ROOT = Path(__file__).parents[2]
 CPU_PACKAGE = ROOT / "deploy" / "sglang-cpu" / "src"
@@ -114,6 +117,20 @@ def test_server_arguments_follow_the_configuration() -> None:
 def test_invalid_settings_are_refused(rollout: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         config_of(rollout={"backend": "sglang", **rollout})
+
+
+def test_places_of_a_server_are_fewer_than_samples_and_those_of_frozen_models_are_their_own(tmp_path: Path) -> None:
+    def settings(places: int, **run: bool) -> Config:
+        rollout = {"backend": "sglang", "max_concurrent_prompts": 2, "sglang": {"max_concurrent_samples": places}}
+        return models.config_of(tmp_path, QWEN3, rollout=rollout, run={"deterministic": False, **run})
+
+    for config, why in (
+        (settings(999), "max_concurrent_samples = 999 has no effect"),
+        (settings(3, deterministic=True), r"max_concurrent_samples = 3 .*run\.deterministic"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            list(inference_backend(config).check(config, config.model_path))
+    assert of_frozen_model(settings(3), "cpu").rollout.sglang.max_concurrent_samples is None
 
 
 def test_run_starts_servers_unless_urls_are_set() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.subjects import NAME
 from relax_actors.console.query import Query
 from relax_actors.console.run import ConsoleRun
+from relax_actors.devices.machine import MachineUse
 from relax_actors.devices.placement import shown
 from relax_actors.monitoring.leases import activity, children_of, number
 
 NOT_ACTORS = ("node.", "root.", "owner.")
 MAX_ROWS, MAX_GPUS = 64, 64
+_ACTOR = re.compile(rf"{NAME.pattern}\.(0|[1-9][0-9]{{0,8}})")
 FIGURES = ("rows", "rows_per_second", "busy", "cpu", "rss_mib")
 
 
@@ -57,12 +61,23 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the run with its actors; without a lease its supervisor is down or cut off."""
+    """A node of the run with its actors.
+
+    Attributes:
+        name: `node`, or `node <n> <name>` of a node that joined.
+        has_lease: whether it has a lease; without one its supervisor is down, or cut off from the broker.
+        pid: its process.
+        actors: its actors.
+        machine: load, memory, disk and GPUs of its machine; None if the node has not reported them.
+        holders: actors that hold each GPU, by its number.
+    """
 
     name: str
     has_lease: bool
     pid: int | None
     actors: list[Actor]
+    machine: MachineUse | None = None
+    holders: dict[int, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +103,11 @@ async def answer(query: Query) -> Actors:
     picture = await run.refresh()
     leases = run.book.current()
     broker = children_of(leases.get("root.0", {})).get("broker")
+    supervisors = [name for name in sorted(leases, key=_order) if name.startswith("node.")]
     names = [name for name in leases if not name.startswith(NOT_ACTORS)]
-    figures = await _figures(run, names or list(picture.actors))
-    nodes = [_node(run, name, leases, figures) for name in sorted(leases, key=_order) if name.startswith("node.")]
+    children = [child for name in supervisors for child in children_of(leases[name]) if _ACTOR.fullmatch(child)]
+    figures = await _figures(run, list(dict.fromkeys([*names, *children])) or list(picture.actors))
+    nodes = [_node(run, name, leases, figures) for name in supervisors]
     if not nodes:
         known = names or list(picture.actors)
         phase = "ready" if names else "unknown" if run.live else "over"
@@ -108,12 +125,17 @@ def _node(run: ConsoleRun, name: str, leases: dict[str, dict[str, Any]], figures
     n = name.partition(".")[2]
     label = ("node" if n == "0" else f"node {n}") + (f" {str(lease['name'])[:80]}" if lease.get("name") else "")
     gpus = lease.get("gpus") or {}
+    holders: dict[int, list[str]] = {}
+    for child, held in gpus.items():
+        for gpu in held[:MAX_GPUS] if isinstance(held, list) else ():
+            if isinstance(gpu, int):
+                holders.setdefault(gpu, []).append(child[:90])
     actors = [
         _actor(run, child[:90], {**state, "gpus": gpus.get(child)}, leases, figures)
         for child, state in sorted(children_of(lease).items(), key=lambda entry: _order(entry[0]))
         if isinstance(state, dict)
     ]
-    return Node(label, has_lease=True, pid=lease.get("pid"), actors=actors)
+    return Node(label, True, lease.get("pid"), actors, MachineUse.of(lease.get("machine")), holders)
 
 
 def _actor(
@@ -148,8 +170,8 @@ def _actor(
 async def _figures(run: ConsoleRun, names: list[str]) -> dict[str, dict[str, float]]:
     """Return the newest figures of actors by name."""
     figures: dict[str, dict[str, float]] = {}
-    for name, message in (await run.last_metrics(names)).items():
+    for name, data in (await run.last_metrics(names)).items():
         with suppress(ValueError, AttributeError, TypeError):
-            body = json.loads(message.data)
+            body = {**run.picture.states.get(name, {}), **json.loads(data)}
             figures[name] = {key: float(body[key]) for key in FIGURES if isinstance(body.get(key), int | float)}
     return figures

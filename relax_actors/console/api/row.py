@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from broker.subjects import RowId
 from relax_actors.console.errors import RequestError
+from relax_actors.console.picture import Event
 from relax_actors.console.query import Query
 from relax_actors.errors import SubjectError
 from relax_actors.record.row_cells import RowCells
@@ -15,6 +16,7 @@ from relax_actors.runtime.row import parse_row
 
 MAX_TOKENS = 5000
 """Tokens of a sequence in one answer."""
+MAX_EVENTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class RowAnswer:
         lengths: tokens of each sequence of the sample.
         step: step that trains the row, or version that it evaluates.
         trained: whether the batch of the step trains it; None if the step has no batch yet.
+        events: newest events that name the row, such as the death of an actor that handled it, in their order.
     """
 
     detail: RowDetail
@@ -36,6 +39,7 @@ class RowAnswer:
     lengths: list[int]
     step: int
     trained: bool | None
+    events: list[Event]
 
 
 async def answer(query: Query) -> RowAnswer:
@@ -50,7 +54,15 @@ async def answer(query: Query) -> RowAnswer:
         samples[sample] = replace(samples[sample], strips=[_part(strip, first) for strip in strips])
         detail = replace(detail, samples=samples)
     batch = query.run.picture.ledger.batches.get(row.step) if row.kind == "group" else None
-    return RowAnswer(detail, sample, first, lengths, row.step, None if batch is None else row.index in batch.rows)
+    events = [event for event in query.run.picture.events if _names(event, str(row))][-MAX_EVENTS:]
+    trained = None if batch is None else row.index in batch.rows
+    return RowAnswer(detail, sample, first, lengths, row.step, trained, events)
+
+
+def _names(event: Event, row: str) -> bool:
+    """Whether an event names a row; a list of rows is that of a process that ended."""
+    rows = event.body.get("rows")
+    return event.body.get("row") == row or (isinstance(rows, list) and row in rows)
 
 
 async def row_of(query: Query) -> tuple[RowId, RowCells]:

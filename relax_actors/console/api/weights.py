@@ -79,9 +79,9 @@ async def _serving(run: ConsoleRun) -> dict[int, list[str]]:
     """Return the actors that report a version of the weights, by version."""
     actors = [name for name in run.book.current() if name.startswith(("rollout.", "gateway.", "actor_fwd."))]
     by_version: dict[int, list[str]] = defaultdict(list)
-    for actor, message in (await run.last_metrics(actors)).items():
+    for actor, data in (await run.last_metrics(actors)).items():
         with suppress(ValueError, AttributeError, TypeError):
-            version = json.loads(message.data).get("version")
+            version = json.loads(data).get("version")
             if isinstance(version, int):
                 by_version[version].append(actor)
     return by_version

@@ -63,12 +63,21 @@ function useLog(run) {
   return { pulse, problem, live };
 }
 
+function NotLoaded() {
+  return html`<p class="panel bad" role="alert">The console did not send this view. Reload the page when it answers again.</p>`;
+}
+
 function useView(name) {
   const [view, setView] = useState(null);
   useEffect(() => {
     const entry = VIEWS.find((each) => each.name === name);
+    let left = false; // a view that loads late must not take the place of the one that was chosen after it
     setView(null);
-    if (entry) entry.load().then((module) => setView({ name, component: module.default }));
+    if (entry) {
+      entry.load().then((module) => module.default, () => NotLoaded)
+        .then((component) => left || setView({ name, component }));
+    }
+    return () => { left = true; };
   }, [name]);
   return view && view.name === name ? view.component : null;
 }

@@ -18,6 +18,7 @@ from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
 from relax_actors.engines.protocols.footprint import ADAPTER_SHARE, STATE_BYTES, WEIGHT_BYTES, Footprint
 from relax_actors.engines.protocols.training import RankEngine
 from relax_actors.engines.ranks.group import CriticGroup, start_trainer
+from relax_actors.engines.torch.architectures import check_score_head
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 
@@ -56,12 +57,7 @@ class MegatronTrainingBackend(TrainingBackend):
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
         if config.algorithm.trains_scores:
-            msg = (
-                'algorithm.head = "scores" with trainer.backend = "megatron": this engine reads the model before each '
-                "trained token, through its parallel output layer for the vocabulary, and writes no classifier; set "
-                'trainer.backend = "torch"'
-            )
-            raise ConfigError(msg)
+            check_score_head(model, of_steps=config.algorithm.rows == "steps")
         if config.trainer.fake_quant is not None:
             msg = (
                 '[trainer.fake_quant] with trainer.backend = "megatron": its optimizer has its own weights, which are '

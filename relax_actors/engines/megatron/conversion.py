@@ -10,7 +10,7 @@ a family says which parameters and tensors a layer has (`families`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,31 @@ TOWERS = "towers."
 ADAPTER, ADAPTER_DOWN, ADAPTER_UP = ".adapter.", ".down", ".up"
 """Parts of the keys of adapters: `<layer>.adapter.<part>.down` is A of a part of a linear layer, `.up` is B."""
 VALUE_WEIGHT, VALUE_BIAS = "value_head.weight", "value_head.bias"
+
+
+@dataclass(frozen=True, slots=True)
+class NumberHead:
+    """Linear head that computes numbers of a token in place of logits: values of a critic, scores of a reward model.
+
+    Attributes:
+        names: Hugging Face names of its weights, by key.
+        precision: of its computation.
+        outputs: numbers of a token.
+    """
+
+    names: Mapping[str, str]
+    precision: str
+    outputs: int = 1
+
+    def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of its weights, by Hugging Face name."""
+        of_key = {VALUE_WEIGHT: (self.outputs, hidden_size), VALUE_BIAS: (self.outputs,)}
+        return {name: of_key[key] for key, name in self.names.items()}
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Hugging Face names of the modules that have its weights."""
+        return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.names.values()))
 
 
 def adapter_key(key: str, name: str, end: str) -> str:
@@ -80,7 +105,7 @@ class Conversion:
         architecture: of the model.
         padded_vocab_size: rows of the embeddings in megatron-core; at least the vocabulary size.
         towers: shapes of the weights of the towers of a multimodal model, by Hugging Face name.
-        value_head: Hugging Face names of the value head that a critic has in place of the output layer, by key.
+        head: in place of the output layer; None for the output layer.
         weights: weights to convert; None for all of the model.
     """
 
@@ -89,16 +114,14 @@ class Conversion:
         architecture: Architecture,
         padded_vocab_size: int,
         towers: Mapping[str, tuple[int, ...]] | None = None,
-        value_head: Mapping[str, str] | None = None,
+        head: NumberHead | None = None,
         weights: Sequence[Weight] | None = None,
     ) -> None:
         self.architecture, self._rows = architecture, padded_vocab_size
-        self.value_head = value_head or {}
-        self._weights = list(_weights(architecture, towers or {}, self.value_head) if weights is None else weights)
+        self.head = head
+        self._weights = list(_weights(architecture, towers or {}, head) if weights is None else weights)
         self._places = {key: (weight, i) for weight in self._weights for i, key in enumerate(weight.keys)}
-        if (
-            architecture.tied_embeddings and EMBEDDING in self._places and not value_head
-        ):  # the last pipeline stage has a copy
+        if architecture.tied_embeddings and EMBEDDING in self._places and head is None:  # the last stage has a copy
             self._places[OUTPUT] = self._places[EMBEDDING]
 
     @property
@@ -108,7 +131,7 @@ class Conversion:
 
     def of(self, weights: Sequence[Weight]) -> Conversion:
         """Return the conversion of other weights of the same model, such as those of its adapter."""
-        return Conversion(self.architecture, self._rows, value_head=self.value_head, weights=weights)
+        return Conversion(self.architecture, self._rows, head=self.head, weights=weights)
 
     def entries(self) -> Iterator[tuple[str, ...]]:
         """All keys in a fixed order, grouped by the Hugging Face tensor that they form together."""
@@ -165,9 +188,7 @@ class Conversion:
             yield whole
 
 
-def _weights(
-    model: Architecture, towers: Mapping[str, tuple[int, ...]], value_head: Mapping[str, str]
-) -> Iterator[Weight]:
+def _weights(model: Architecture, towers: Mapping[str, tuple[int, ...]], head: NumberHead | None) -> Iterator[Weight]:
     """All weights of a model, with keys and names in the whole model."""
     table = ((model.vocab_size, model.hidden_size),)
     yield from (Weight((TOWERS + name,), (name,), (shape,)) for name, shape in towers.items())
@@ -178,9 +199,9 @@ def _weights(
             keys, names = tuple(key + local for local in weight.keys), tuple(name + local for local in weight.names)
             yield replace(weight, keys=keys, names=names, parts=tuple(name + part for part in weight.parts))
     yield Weight((FINAL_NORM,), (f"{model.prefix}norm.weight",), ((model.hidden_size,),))
-    if value_head:
-        shapes = {VALUE_WEIGHT: (1, model.hidden_size), VALUE_BIAS: (1,)}
-        yield from (Weight((key,), (name,), (shapes[key],)) for key, name in value_head.items())
+    if head is not None:
+        shapes = head.shapes(model.hidden_size)
+        yield from (Weight((key,), (name,), (shapes[name],)) for key, name in head.names.items())
     elif not model.tied_embeddings:
         yield Weight((OUTPUT,), ("lm_head.weight",), table, "padded")
 

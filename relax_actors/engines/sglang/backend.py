@@ -130,12 +130,7 @@ class SglangBackend(InferenceBackend):
                 "set it to 0, or use another backend"
             )
             raise ConfigError(msg)
-        if (places := rollout.sglang.max_concurrent_samples) is not None and config.run.deterministic:
-            msg = (
-                f"rollout.sglang.max_concurrent_samples = {places} makes batches depend on time, because samples wait "
-                "for others, and run.deterministic = true forbids that; leave it out"
-            )
-            raise ConfigError(msg)
+        _check_places(config)
         if (key := rollout.sglang.api_key_file) is not None and not key.is_file():
             msg = f"rollout.sglang.api_key_file {key} does not exist; write the key of the servers to it"
             raise ConfigError(msg)
@@ -256,6 +251,26 @@ def _check_class(fields: Mapping[str, Any], model: Path) -> None:
         msg = (
             f'rollout.backend = "sglang" with a model of type {measure(model).model_type}: the installed SGLang has no '
             f'model class {name}; use "transformers"'
+        )
+        raise ConfigError(msg)
+
+
+def _check_places(config: Config) -> None:
+    """Check that samples may wait for others, and that some do; raises ConfigError."""
+    places, most = (
+        config.rollout.sglang.max_concurrent_samples,
+        config.rollout.max_concurrent_prompts * config.most_samples,
+    )
+    if places is None:
+        return
+    setting = f"rollout.sglang.max_concurrent_samples = {places}"
+    if config.run.deterministic:
+        msg = f"{setting} makes batches depend on time, which run.deterministic = true forbids; leave it out"
+        raise ConfigError(msg)
+    if places >= most:
+        msg = (
+            f"{setting} has no effect: rollout.max_concurrent_prompts = {config.rollout.max_concurrent_prompts} rows "
+            f"have {most} samples; lower it, or raise rollout.max_concurrent_prompts"
         )
         raise ConfigError(msg)
 

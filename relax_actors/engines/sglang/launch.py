@@ -37,7 +37,7 @@ def main() -> None:
     config = RunFolder(Path(sys.argv[1])).load_config()
     frozen = json.loads(os.environ.pop(FROZEN_VARIABLE, "{}"))
     if frozen:
-        config = _without_policy(config, frozen["device"])
+        config = of_frozen_model(config, frozen["device"])
     folder = Path(frozen["model"]) if frozen else config.model_path
     device = own_device(config.rollout.device)
     if device == "auto":
@@ -72,12 +72,13 @@ def main() -> None:
     run_server(prepare_server_args([*arguments, *more]))
 
 
-def _without_policy(config: Config, device: str) -> Config:
+def of_frozen_model(config: Config, device: str) -> Config:
     """Return the settings of the server of a frozen model, without those of the policy's adapter, experts and GPUs.
 
     It takes SGLang's own share of the memory that is free when it starts, so also beside a server of the policy.
     """
     own = {"tensor_parallel": 1, "arguments": [], "memory_fraction": None, "kv_tokens": None}
+    own |= {"max_concurrent_samples": None}
     sglang = config.rollout.sglang.model_copy(update=own)
     rollout = config.rollout.model_copy(update={"device": device, "sglang": sglang})
     trainer = config.trainer.model_copy(update={"router_replay": False})

@@ -23,7 +23,7 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
     """
     rollout, settings = config.rollout, config.rollout.sglang
     dtype = config.trainer.precision if settings.dtype == "auto" else settings.dtype
-    samples = settings.max_concurrent_samples or rollout.max_concurrent_prompts * config.most_samples
+    samples = rollout.max_concurrent_prompts * config.most_samples
     values: dict[str, object] = {
         "model-path": model.absolute(),
         # Random weights: the actor loads a verified version before the first request.
@@ -33,7 +33,7 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
         "host": "127.0.0.1",
         "port": port,
         "context-length": facts.context_length + MARGIN,
-        "max-running-requests": samples,
+        "max-running-requests": settings.max_concurrent_samples or samples,
         "tensor-parallel-size": settings.tensor_parallel,
         "grammar-backend": "none",
         "random-seed": config.run.seed,

@@ -86,6 +86,8 @@ def check_value_head(folder: Path) -> None:
 
 def check_score_head(folder: Path, *, of_steps: bool) -> None:
     """Raise ConfigError for a config.json whose architecture cannot be a reward model, of steps or answers."""
+    if family_of(folder) is not None:
+        return  # see `score_model`
     given, body = _read(folder)
     model_type, kind = str(given["model_type"]), "token-classification" if of_steps else "sequence-classification"
     if model_type in USUAL.score_heads:

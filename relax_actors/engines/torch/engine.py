@@ -39,7 +39,7 @@ from relax_actors.engines.torch.passes import Passes
 from relax_actors.engines.torch.profile import Profiled
 from relax_actors.engines.torch.recompute import recompute_layers
 from relax_actors.engines.torch.reference import AdapterReference, Reference, ReferenceModel
-from relax_actors.engines.torch.score_model import complete_config, model_maker, stored_scores
+from relax_actors.engines.torch.score_model import complete_config, exported_model, model_maker, stored_scores
 from relax_actors.media.family import family_of
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
@@ -312,7 +312,8 @@ class TorchEngine(Profiled):
                 export_adapter(self._adapter, folder, self._config, self._sharding)
             return
         if not self._sharding.is_whole:
-            write_shared(folder, self._stored_form, self._source, self._config.trainer.precision)
+            make = partial(exported_model, self._config)
+            write_shared(folder, make, self._source, self._config.trainer.precision)
             return
         model = self._model
         if self._dtype != torch.float32:
@@ -322,8 +323,3 @@ class TorchEngine(Profiled):
         complete_config(model, self._config)
         with weights.disk_errors(folder):
             model.save_pretrained(folder)
-
-    def _stored_form(self, **settings: Any) -> PreTrainedModel:
-        model = self._make(**settings)
-        complete_config(model, self._config)
-        return model

@@ -19,6 +19,7 @@ from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.micro_batch import MicroBatch
 from relax_actors.engines.torch.score_model import build_score_model
 from relax_actors.engines.torch.swappable_model import SwappableModel
+from relax_actors.media.family import family_of
 
 
 class TorchRewardModel(SwappableModel):
@@ -32,7 +33,7 @@ class TorchRewardModel(SwappableModel):
         make = partial(build_score_model, path, classes=folder.classes, of_steps=folder.of_steps)
         super().__init__(path, device_of(device), follows=False, make=make)
         dtype, shares = getattr(torch, config.trainer.precision), config.trainer.share_prefixes
-        self._forward = Forward(self._device, dtype, 1.0, share_prefixes=shares, scores=True)
+        self._forward = Forward(self._device, dtype, 1.0, family_of(path), share_prefixes=shares, scores=True)
         self._forward.prepare(self._model)
         self._max_tokens = config.trainer.max_tokens_per_microbatch
         self.freeze(path)

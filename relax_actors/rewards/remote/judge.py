@@ -19,7 +19,7 @@ from relax_actors.rewards.together import together
 SETTING = "reward.options.judge"
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)  # an address may hold a password
 class Judge:
     """Reward from 0 to 1 by a language model behind an endpoint.
 

@@ -46,6 +46,20 @@ def test_page_loads_nothing_from_elsewhere_and_writes_no_markup(path: Path) -> N
         assert not re.search(r"\son\w+=", text)
 
 
+def imported(module: Path) -> set[Path]:
+    """Modules that a module imports when it is loaded, and those that they import."""
+    found = {(module.parent / path).resolve() for path in re.findall(r'from "(\.{1,2}/[^"]+)"', module.read_text())}
+    return found.union(*(imported(path) for path in found))
+
+
+def test_modules_of_the_first_view_are_loaded_at_once() -> None:
+    page = PAGE.resolve()
+    first = page / "views" / "run.js"
+    needed = {first} | imported(page / "main.js") | imported(first)
+    loaded = re.findall(r'rel="modulepreload" href="([^"]+)"', (page / "index.html").read_text())
+    assert {page / path for path in loaded} == needed
+
+
 @needs_programs("nodejs", "node")
 def test_modules_compute(tmp_path: Path) -> None:
     shutil.copytree(PAGE, tmp_path / "page")

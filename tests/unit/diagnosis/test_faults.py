@@ -203,6 +203,7 @@ def overtrained(seen: Observations) -> None:
 
 
 fault("memory_grows")(lambda seen: read(seen, "reward.0", 600, rss_mib=lambda k: 400.0 + k))
+fault("memory_runs_out")(lambda seen: read(seen, "node.0", 600, memory_free_mib=lambda k: 9000.0 - 10 * k))
 fault("disk_fills")(lambda seen: read(seen, "node.0", 600, disk_free_mib=lambda k: 9000.0 - 10 * k))
 
 

@@ -54,6 +54,12 @@ def test_reason_of_most_dropped_rows_decides_the_remedy(main: str, remedy: str) 
     assert finding.is_problem
 
 
+def test_memory_that_falls_to_a_level_and_stays_there_does_not_run_out() -> None:
+    seen = recorded("on_policy")
+    read(seen, "node.0", 600, memory_free_mib=lambda k: max(800.0, 9000.0 - 40 * k))
+    assert "memory_runs_out" not in {finding.rule for finding in diagnose(seen)}
+
+
 def test_reason_is_read_from_the_event_of_a_dropped_row() -> None:
     seen = dropping()
     body = {"row": "group.1.0", "reason": "too_old", "detail": "staleness 3 is over staleness.max"}

@@ -1,10 +1,12 @@
-// A chart of curves over steps: one line a run, with the band of what a point stands for; drag to zoom.
+// A chart of curves over steps: one line a run, with the band of what a point stands for. Charts of a view show their
+// values at the same step: that under the pointer, or the one that was clicked. Drag to zoom.
 import uPlot from "../vendor/uplot.js";
 import { saveCsv, saveJson, savePng } from "./export.js";
-import { figure } from "./format.js";
-import { html, useEffect, useRef } from "./html.js";
+import { figure, tick } from "./format.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 
 const COLOURS = 8;
+const STILL = 4; // pixels: a shorter drag is a click
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -36,7 +38,25 @@ export function columns(lines, factor) {
   ])];
 }
 
-function options(lines, width, onZoom, theme) {
+/** Index of the point at a step, or of the last one before it; null if there is none, or no step. */
+export function indexAt(steps, step) {
+  if (step === null || Number.isNaN(step)) return null;
+  const after = steps.findIndex((each) => each > step);
+  const index = (after === -1 ? steps.length : after) - 1;
+  return index < 0 ? null : index;
+}
+
+/** Mark the chosen step by a line. */
+function mark(plot, step) {
+  if (step === null || step < plot.scales.x.min || step > plot.scales.x.max) return;
+  const { left, top, width, height } = plot.bbox;
+  const x = Math.min(left + width, Math.max(left, plot.valToPos(step, "x", true)));
+  plot.ctx.fillStyle = colour("--text");
+  plot.ctx.fillRect(x, top, devicePixelRatio, height);
+}
+
+/** `use` holds what the newest drawing gave: `zoom`, `hover` and `pick`, and the chosen step `at`. */
+function options(lines, width, use, theme) {
   const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") }, size: 56 };
   const series = [{ label: "step" }];
   const bands = [];
@@ -50,39 +70,63 @@ function options(lines, width, onZoom, theme) {
   });
   return {
     width, height: 220, series, bands, theme,
-    axes: [{ ...axis, size: 36 }, { ...axis, values: (_, ticks) => ticks.map((tick) => figure(tick)) }],
+    axes: [{ ...axis, size: 36 }, { ...axis, values: (_, ticks) => ticks.map(tick) }],
     scales: { x: { time: false } },
     legend: { show: false },
-    cursor: { drag: { x: true, y: false, setScale: false } },
+    cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "steps", setSeries: false } },
     hooks: {
       setSelect: [(plot) => {
-        if (plot.select.width > 4) onZoom(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x"));
+        if (plot.select.width > STILL) use.current.zoom(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x"));
+      }],
+      setCursor: [(plot) => use.current.hover(plot.cursor.left < 0 ? null : plot.cursor.idx ?? null)],
+      draw: [(plot) => mark(plot, use.current.at)],
+      init: [(plot) => {
+        let from = 0;
+        plot.over.addEventListener("mousedown", (event) => { from = event.clientX; });
+        plot.over.addEventListener("click", (event) => {
+          const step = plot.data[0][plot.cursor.idx];
+          if (Math.abs(event.clientX - from) <= STILL && step !== undefined) use.current.pick(step);
+        });
       }],
     },
   };
 }
 
 /**
- * @param {{title: string, lines: {name: string, curve: object}[], factor: number, theme: string, onZoom: Function}} props
+ * @param {object} props
+ * @param {string} props.title
+ * @param {{name: string, curve: object}[]} props.lines
+ * @param {number} [props.factor] smoothing
+ * @param {string} props.theme
+ * @param {string} [props.unit] what the horizontal axis counts
+ * @param {?number} [props.at] the chosen step
+ * @param {(from: number, to: number) => void} [props.onZoom]
+ * @param {(step: number) => void} [props.onPick] called for a click on a step
  */
-export function Chart({ title, lines, factor = 0, theme, onZoom }) {
+export function Chart({ title, lines, factor = 0, theme, unit = "step", at = null, onZoom = () => {}, onPick = () => {} }) {
   const place = useRef(null);
   const plot = useRef(null);
-  const data = columns(lines, factor);
+  const use = useRef({});
+  const [pointed, setPointed] = useState(null);
+  const data = useMemo(() => columns(lines, factor), [lines, factor]);
+  Object.assign(use.current, { zoom: onZoom, pick: onPick, hover: setPointed, at });
   const names = lines.map((line) => line.name).join();
   useEffect(() => {
     const draw = () => {
       plot.current?.destroy();
-      plot.current = new uPlot(options(lines, place.current.clientWidth, onZoom, theme), data, place.current);
+      plot.current = new uPlot(options(lines, place.current.clientWidth, use, theme), data, place.current);
     };
     draw();
     const watch = new ResizeObserver(() => plot.current?.setSize({ width: place.current.clientWidth, height: 220 }));
     watch.observe(place.current);
     return () => { watch.disconnect(); plot.current?.destroy(); plot.current = null; };
   }, [names, theme]);
-  useEffect(() => plot.current?.setData(data));
+  useEffect(() => plot.current?.setData(data), [data]);
+  useEffect(() => plot.current?.redraw(false), [at]);
   const last = lines.map((line) => [line.name, line.curve.mean.at(-1)]);
   const summary = last.map(([name, value]) => `${name}: ${figure(value)}`).join(", ");
+  const shown = pointed ?? indexAt(data[0], at);
+  const values = shown === null ? last : lines.map((line, i) => [line.name, data[1 + 3 * i][shown]]);
   const file = title.replaceAll("/", "-");
   const rows = () => data[0].map((step, i) => [step, ...lines.map((_, k) => data[1 + 3 * k][i])]);
   return html`<section class="panel" aria-label=${`chart of ${title}`}>
@@ -94,7 +138,7 @@ export function Chart({ title, lines, factor = 0, theme, onZoom }) {
         <button aria-label=${`save ${title} as PNG`} onClick=${() => savePng(file, place.current.querySelector("canvas"))}>PNG</button>
       </div>
     </div>
-    <div class="chart" ref=${place} role="img" aria-label=${`${title} by step; newest values: ${summary}`}></div>
-    <div class="legend">${last.map(([name, value], i) => html`<span key=${name}><i style=${{ background: `var(--c${i % COLOURS})` }}></i>${name} ${figure(value)}</span>`)}</div>
+    <div class="chart" ref=${place} role="img" aria-label=${`${title} by ${unit}; newest values: ${summary}`}></div>
+    <div class="legend">${shown !== null && html`<b>${unit} ${figure(data[0][shown])}</b>`}${values.map(([name, value], i) => html`<span key=${name}><i style=${{ background: `var(--c${i % COLOURS})` }}></i>${name} ${value === undefined ? "" : figure(value)}</span>`)}</div>
   </section>`;
 }

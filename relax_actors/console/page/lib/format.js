@@ -7,6 +7,14 @@ export function figure(value) {
   return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(3) : String(Number(value.toPrecision(4)));
 }
 
+/** A figure for an axis: short, as the numbers there are round. */
+export function tick(value) {
+  if (value === null) return "";
+  const round = Number(value.toPrecision(3));
+  const size = Math.abs(round);
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? round.toExponential() : figure(round);
+}
+
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "unknown";
   if (seconds < 120) return `${Math.round(seconds)} s`;

@@ -50,8 +50,9 @@ function Head({ column: c, sort, canSort }) {
  * @param {(row: object) => string} [props.id] key of a row
  * @param {boolean} [props.cards] whether a narrow screen shows each row as a card
  * @param {object} [props.parameters] of the link, which keeps the order of a table that can be sorted
+ * @param {any} [props.children] shown between the title and the table
  */
-export function Table({ title, columns, rows: given, id, cards = false, parameters = null }) {
+export function Table({ title, columns, rows: given, id, cards = false, parameters = null, children }) {
   const box = useRef(null);
   const sort = parameters?.sort && columns.some((c) => c.name === parameters.sort.replace(/^-/, "") && sortable(c, given)) ? parameters.sort : "";
   const rows = useMemo(() => sorted(given, sort, columns), [given, sort]);
@@ -77,6 +78,7 @@ export function Table({ title, columns, rows: given, id, cards = false, paramete
         <button aria-label=${`save ${title} as JSON`} onClick=${() => saveJson(title, rows)}>JSON</button>
       </div>
     </div>
+    ${children}
     <div class="scroll" ref=${box} tabindex="0" role="region" aria-label=${title}>
       <table class=${cards ? "cards" : ""} aria-rowcount=${rows.length}>
         <thead><tr>${columns.map((c) => html`<${Head} key=${c.name} column=${c} sort=${sort} canSort=${parameters !== null && sortable(c, given)} />`)}</tr></thead>

@@ -1,6 +1,6 @@
-// Nodes and actors: state, what each waits for, restarts, devices and figures of its process.
+// Nodes and actors: state, what each waits for, restarts, devices and figures of its process, its machine and GPUs.
 import { useAnswer } from "../lib/answer.js";
-import { duration, figure } from "../lib/format.js";
+import { bytes, duration, figure } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { choose, Pick } from "../lib/pick.js";
 import { State } from "../lib/state.js";
@@ -23,7 +23,46 @@ function doing(actor) {
   return actor.waits_for ? html`<span>waits for <b>${actor.waits_for}</b> for ${duration(actor.waiting_seconds)}</span>` : actor.activity;
 }
 
-const share = (value) => (value === undefined ? "" : `${Math.round(100 * value)} %`);
+const share = (value) => (value === undefined || value === null ? "" : `${Math.round(100 * value)} %`);
+
+const mib = (value) => bytes(value * 2 ** 20);
+
+/** A text with a bar that is as long as the share of `value` in `most`; without a bar if one of them is unknown. */
+function Meter({ value, most, children }) {
+  const part = value === null || !most ? null : Math.min(1, Math.max(0, value / most));
+  return html`<span class="meter">${children}${part !== null && html`<span class=${`level${part > 0.9 ? " full" : ""}`} aria-hidden="true"><i style=${{ width: `${100 * part}%` }}></i></span>`}</span>`;
+}
+
+const used = (gpu) => (gpu.used_mib === null ? "" : `${mib(gpu.used_mib)}${gpu.memory_mib === null ? "" : ` of ${mib(gpu.memory_mib)}`}`);
+
+/** Columns of the GPUs of a node; `holders` names the actors that hold each of them. */
+export function gpuColumns(holders) {
+  return [
+    { name: "number", label: "GPU", number: true },
+    { name: "name", label: "Name" },
+    { name: "busy", label: "Busy", tight: true, show: (gpu) => html`<${Meter} value=${gpu.busy} most=${1}>${share(gpu.busy)}<//>` },
+    { name: "used_mib", label: "Memory in use", tight: true, show: (gpu) => html`<${Meter} value=${gpu.used_mib} most=${gpu.memory_mib}>${used(gpu)}<//>` },
+    { name: "celsius", label: "Temperature", number: true, show: (gpu) => (gpu.celsius === null ? "" : `${figure(gpu.celsius)} °C`) },
+    { name: "watts", label: "Power", number: true, show: (gpu) => (gpu.watts === null ? "" : `${figure(gpu.watts)} W`) },
+    { name: "held_by", label: "Held by", value: (gpu) => (holders[gpu.number] || []).join(", "), show: (gpu) => (holders[gpu.number] || []).join(", ") },
+  ];
+}
+
+function Machine({ node }) {
+  const { machine } = node;
+  if (!machine) return null;
+  const { load, cores, memory_mib: memory, memory_free_mib: free, disk_free_mib: disk } = machine;
+  return html`<div class="row machine" role="group" aria-label=${`machine of ${node.name}`}>
+      ${load !== null && html`<${Meter} value=${load} most=${cores}>load ${figure(load)} on ${figure(cores)} cores<//>`}
+      ${free !== null && html`<${Meter} value=${memory - free} most=${memory}>${mib(free)} of ${mib(memory)} memory free<//>`}
+      ${disk !== null && html`<span class="meter">${mib(disk)} of disk free</span>`}
+    </div>`;
+}
+
+function Gpus({ node }) {
+  const gpus = node.machine?.gpus || [];
+  return gpus.length > 0 && html`<${Table} title=${`GPUs of ${node.name}`} columns=${gpuColumns(node.holders)} rows=${gpus} id=${(gpu) => gpu.number} cards />`;
+}
 
 const restarts = (actor) => Math.max(actor.restarts, actor.restarts_of_run);
 
@@ -76,9 +115,10 @@ export default function ActorsView({ run, parameters, pulse }) {
     ${waiting.length > 0 && html`<section class="panel"><h3>Who waits for what</h3>
       <ul>${waiting.map(([what, names]) => html`<li key=${what}><b>${what}</b>: ${names.slice(0, 12).join(", ")}${names.length > 12 ? ` and ${names.length - 12} more` : ""}</li>`)}</ul></section>`}
     ${all.length > 0 && html`<${Pick} parameters=${parameters} found=${shown} total=${all.length} measure="time of waiting" />`}
-    ${nodes.map((node) => html`<section class="panel" key=${node.name}>
+    ${nodes.map((node) => html`<section class="panel stack" key=${node.name}>
       ${state.data.live && !node.has_lease && html`<p class="bad">This node has no lease: its supervisor is down, or cut off from the broker.</p>`}
-      <${Table} title=${node.name} columns=${state.data.live ? COLUMNS : COLUMNS.filter((column) => OVER.includes(column.name))} rows=${node.actors} id=${(actor) => actor.name} parameters=${parameters} cards />
+      <${Table} title=${node.name} columns=${state.data.live ? COLUMNS : COLUMNS.filter((column) => OVER.includes(column.name))} rows=${node.actors} id=${(actor) => actor.name} parameters=${parameters} cards><${Machine} node=${node} /><//>
+      <${Gpus} node=${node} />
     </section>`)}
     ${state.data && Object.entries(state.data.ignored).map(([name, why]) => html`<p class="bad" key=${name}>Entry lease.${name} is no lease and is ignored: ${why}</p>`)}
   </div>`;

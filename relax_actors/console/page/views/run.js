@@ -2,7 +2,8 @@
 import { isSilent, useAnswer } from "../lib/answer.js";
 import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
-import { clock, duration, figure } from "../lib/format.js";
+import { EVENTS } from "../lib/events.js";
+import { duration, figure } from "../lib/format.js";
 import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { change, link } from "../lib/route.js";
 import { State } from "../lib/state.js";
@@ -93,7 +94,14 @@ function Choice({ names, chosen, runs, others, parameters }) {
   </details>`;
 }
 
-function Curves({ run, runs, parameters, pulse, theme }) {
+/** Where to read on about the step that was chosen in a chart. */
+function OfStep({ step, evaluated }) {
+  return html`<span class="row"><a href=${link("rows", { step })}>Rows</a> <a href=${link("anatomy", { step })}>Batch anatomy</a>
+    <a href=${link("timeline", { step })}>Timeline</a> ${evaluated && html`<a href=${link("evaluation", { version: step })}>Held-out answers</a>`}
+    <button onClick=${() => change({ at: "" }, true)}>Clear</button></span>`;
+}
+
+function Curves({ run, runs, parameters, pulse, theme, evaluated }) {
   const others = (parameters.with || "").split(",").filter(Boolean);
   const wanted = (parameters.figures || "").split(",").filter(Boolean);
   const asked = [...new Set([...FIRST, ...wanted])];
@@ -102,6 +110,7 @@ function Curves({ run, runs, parameters, pulse, theme }) {
   const names = [...new Set(all.flatMap((name) => found[name]?.data?.names || []))];
   const chosen = wanted.length ? wanted : FIRST.filter((name) => names.includes(name));
   const factor = Number(parameters.smooth || 0);
+  const at = /^[0-9]+$/.test(parameters.at) ? Number(parameters.at) : null;
   const zoom = (from, to) => change({ from: Math.max(0, Math.floor(from)), to: Math.ceil(to) });
   const lines = (name) => all.filter((each) => found[each]?.data?.curves[name]?.steps.length)
     .map((each) => ({ name: each, curve: found[each].data.curves[name] }));
@@ -109,31 +118,16 @@ function Curves({ run, runs, parameters, pulse, theme }) {
     <div class="row">
       <label>Smoothing <input type="range" min="0" max="0.99" step="0.01" value=${factor} onChange=${(e) => change({ smooth: e.target.value === "0" ? "" : e.target.value }, true)} /></label>
       ${parameters.from && html`<button onClick=${() => change({ from: "", to: "" })}>Show all steps</button>`}
-      <span class="dim">Drag in a chart to zoom.</span>
+      <label>Step <input type="number" min="0" value=${parameters.at ?? ""} placeholder="none" onChange=${(e) => change({ at: e.target.value }, true)} /></label>
+      ${at !== null && html`<${OfStep} step=${at} evaluated=${evaluated.includes(at)} />`}
+      <span class="dim">Click in a chart to choose a step, drag to zoom.</span>
     </div>
     ${all.filter((name) => found[name]?.error).map((name) => html`<p key=${name} role="alert" class="bad">${name}: ${found[name].error.message}</p>`)}
-    <div class="grid">${chosen.map((name) => html`<${Chart} key=${name} title=${name} lines=${lines(name)} factor=${factor} theme=${theme} onZoom=${zoom} />`)}</div>
+    <div class="grid">${chosen.map((name) => html`<${Chart} key=${name} title=${name} lines=${lines(name)} factor=${factor} theme=${theme} at=${at} onZoom=${zoom} onPick=${(step) => change({ at: step }, true)} />`)}</div>
     ${names.length === 0 && html`<p class="dim">No step has been trained yet.</p>`}
     <${Choice} names=${names} chosen=${chosen} runs=${runs.filter((name) => name !== run)} others=${others} parameters=${parameters} />
   </section>`;
 }
-
-/** Fields of an event that has no sentence of its own. */
-function fields(body) {
-  const known = ["time", "kind", "role", "n", "traceback"];
-  return Object.entries(body).filter(([name]) => !known.includes(name))
-    .map(([name, value]) => `${words(name)} ${typeof value === "object" ? JSON.stringify(value) : Number.isInteger(value) ? value : figure(value)}`).join(", ").slice(0, 300);
-}
-
-const said = (event) => event.text || fields(event.body);
-
-const EVENTS = [
-  { name: "time", label: "Time", tight: true, show: (event) => clock(event.time) },
-  { name: "sender", label: "Actor" },
-  { name: "kind", label: "Event", show: (event) => words(event.kind) },
-  { name: "text", label: "What happened", value: said, show: said },
-  { name: "sequence", label: "Sequence", number: true },
-];
 
 export default function RunView({ run, parameters, pulse, theme }) {
   const state = useAnswer("run", { run }, pulse);
@@ -145,7 +139,7 @@ export default function RunView({ run, parameters, pulse, theme }) {
     <${State} ...${state} />
     ${state.data && html`<${Tiles} data=${state.data} />`}
     ${ledger.data && html`<${Ledger} account=${ledger.data.account} addsUp=${ledger.data.adds_up} dropped=${ledger.data.dropped} below=${ledger.data.dropped_below_floor} />`}
-    <${Curves} run=${run} runs=${runs.data?.runs || []} parameters=${parameters} pulse=${pulse} theme=${theme} />
+    <${Curves} run=${run} runs=${runs.data?.runs || []} parameters=${parameters} pulse=${pulse} theme=${theme} evaluated=${(state.data?.evaluations || []).map(([version]) => version)} />
     ${events.data && html`<div class="panel"><${Table} title="Events" columns=${EVENTS} rows=${events.data.events} id=${(event) => event.sequence} parameters=${parameters} cards /></div>`}
   </div>`;
 }

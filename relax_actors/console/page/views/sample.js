@@ -1,5 +1,6 @@
 // A row with its samples: chat, tokens, turns and branches, media, parts of the reward, and who wrote what when.
 import { useAnswer } from "../lib/answer.js";
+import { EVENTS } from "../lib/events.js";
 import { bytes, clock, figure } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Medium } from "../lib/medium.js";
@@ -97,12 +98,19 @@ function Row({ run, data, parameters }) {
     ${row.samples.length > 0 && html`<div class="row" role="group" aria-label="samples">${row.samples.map((sample, i) => html`<button key=${i} aria-pressed=${i === data.sample} onClick=${() => change({ sample: i || "", first: "" })}>Sample ${i}${sample.reward === null ? "" : `: ${figure(sample.reward)}`}</button>`)}</div>`}
     ${chosen && html`<${Sample} data=${data} sample=${chosen} parameters=${parameters} />`}
     <div class="panel"><${Table} title="Parts of the row" columns=${PARTS} rows=${row.parts.map((part, i) => ({ ...part, after: i && part.time ? part.time - row.parts[i - 1].time : null }))} id=${(part) => part.column} cards /></div>
+    ${data.events.length > 0 && html`<div class="panel"><${Table} title="Events that name the row" columns=${EVENTS} rows=${data.events} id=${(event) => event.sequence} cards /></div>`}
   </div>`;
 }
 
 export default function SampleView({ run, parameters }) {
   const { row, sample, first } = parameters;
   const state = useAnswer(row ? "row" : "", { run, row, sample, first });
-  if (!row) return html`<div class="stack"><h2>Sample</h2><p>Choose a row in <a href=${link("rows")}>Rows</a>.</p></div>`;
+  const rows = useAnswer(row ? "" : "rows", { run });
+  if (!row) {
+    const shown = (rows.data?.rows || []).filter((each) => each.shown);
+    return html`<div class="stack"><h2>Sample</h2><${State} ...${rows} />
+      <p>Choose a row in <a href=${link("rows")}>Rows</a>${shown.length ? `, or one of the newest step, ${figure(rows.data.step)}:` : "."}</p>
+      ${shown.length > 0 && html`<ul>${shown.map((each) => html`<li key=${each.row}><a href=${link("sample", { row: each.row })}>${each.row}</a>${each.reward === null ? "" : `, mean reward ${figure(each.reward)}`}</li>`)}</ul>`}</div>`;
+  }
   return html`<div class="stack"><h2>${row}</h2><${State} ...${state} />${state.data && html`<${Row} run=${run} data=${state.data} parameters=${parameters} />`}</div>`;
 }

@@ -1,17 +1,11 @@
 // Actors of each role as wanted and as they are, and what changed these numbers; operators change them here.
 import { post } from "../lib/api.js";
 import { useAnswer } from "../lib/answer.js";
+import { EVENTS } from "../lib/events.js";
 import { clock } from "../lib/format.js";
 import { html, useState } from "../lib/html.js";
 import { State } from "../lib/state.js";
 import { Table } from "../lib/table.js";
-
-const EVENTS = [
-  { name: "time", label: "Time", tight: true, show: (event) => clock(event.time) },
-  { name: "sender", label: "Actor" },
-  { name: "kind", label: "Event", show: (event) => event.kind.replaceAll("_", " ") },
-  { name: "text", label: "What happened", show: (event) => event.text || html`<code>${JSON.stringify(event.body)}</code>` },
-];
 
 const GOOD = ["ACTIVE", "REMOVED"];
 const BAD = ["FAILED", "CANCELLED"];

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -34,6 +34,7 @@ from relax_actors.engines.torch.lora_linear import REFERENCE, Switch
 from relax_actors.engines.torch.model import build, build_critic
 from relax_actors.engines.torch.module_memory import without_memory
 from relax_actors.engines.torch.peft_tensors import read_adapter
+from relax_actors.engines.torch.score_model import model_maker
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
@@ -245,21 +246,24 @@ def run_adapter(
     chunks: ModelChunks,
     conversion: Conversion,
     base: tuple[Path, Mapping[str, Tensor]],
-    heads: Collection[str] = (),
 ) -> MegatronAdapter:
     """Load the base of a run into a model, in the run's precision, and give it the run's adapter.
 
-    `base` is the folder of the base, and its weights by Hugging Face name. `heads` are modules that are trained as a
-    whole besides `lora.modules_to_save`.
+    `base` is the folder of the base, and its weights by Hugging Face name. A head in place of the output layer is
+    trained as a whole, besides `lora.modules_to_save`.
 
     Raises:
         ConfigError: the base does not fit the model, or the model cannot have the adapter.
     """
     folder, stored = base
     RankWeights(local_shards(chunks.bare), conversion).load(stored)
+    head, trains_scores = conversion.head, config.algorithm.trains_scores
     with without_memory():
-        model = build_critic(folder, seed=0, device=None) if heads else build(folder, device=None)
-    modules = modules_of(model, form_of(section), heads)
+        if head is None or trains_scores:
+            model = model_maker(config)(device=None) if trains_scores else build(folder, device=None)
+        else:
+            model = build_critic(folder, seed=0, device=None)
+    modules = modules_of(model, form_of(section), () if head is None else head.modules)
     return MegatronAdapter(chunks, conversion, modules, _common_fingerprint(folder), config.run.seed)
 
 

@@ -22,13 +22,12 @@ from relax_actors.config.lora import LoraSection
 from relax_actors.config.schema import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.megatron.architecture import architecture_of
-from relax_actors.engines.megatron.conversion import VALUE_BIAS, VALUE_WEIGHT
 from relax_actors.engines.megatron.folder_reader import SafetensorsReader, stored_weights
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import checkpoint, process_groups
 from relax_actors.engines.megatron.mcore.adapter import MegatronAdapter, run_adapter
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
-from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
+from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of, critic_head
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer, movable
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
 from relax_actors.engines.megatron.mcore.schedule import Schedule
@@ -64,10 +63,11 @@ class MegatronCritic:
         process_groups.choose_device(settings.device, "critic.device")
         process_groups.initialise(layout, rank, store or HashStore())
         architecture = architecture_of(self._path)
-        self._hidden_size = architecture.hidden_size
-        self._schedule = Schedule(config, architecture, layout, is_critic=True)
-        chunks = ModelChunks(config, architecture, layout, critic=self._path)
-        self._conversion = conversion_of(self._path, architecture, layout, is_critic=True)
+        self._schedule = Schedule(config, architecture, layout, has_logits=False)
+        head = critic_head(config, self._path)
+        self._head_shapes = head.shapes(architecture.hidden_size)
+        chunks = ModelChunks(config, architecture, layout, head=head, folder=self._path)
+        self._conversion = conversion_of(self._path, architecture, layout, head)
         self._adapter: MegatronAdapter | None = None
         if config.lora is not None:
             self._adapter = self._with_adapter(config.lora, chunks)
@@ -86,12 +86,10 @@ class MegatronCritic:
         stored: Mapping[str, Tensor] = stored_weights(self._path)
         if self._settings.path is None:
             stored = ChainMap(head, stored)  # type: ignore[arg-type]  # is only read
-        modules = dict.fromkeys(name.rpartition(".")[0] for name in head)
-        return run_adapter(self._config, section, chunks, self._conversion, (self._path, stored), modules)
+        return run_adapter(self._config, section, chunks, self._conversion, (self._path, stored))
 
     def _zero_head(self) -> dict[str, Tensor]:
-        shapes = {VALUE_WEIGHT: (1, self._hidden_size), VALUE_BIAS: (1,)}
-        return {name: torch.zeros(shapes[key]) for key, name in self._conversion.value_head.items()}
+        return {name: torch.zeros(shape) for name, shape in self._head_shapes.items()}
 
     def initialise(self, policy: Sequence[Path] | None) -> None:
         """Initialise the weights and the optimizer; see `CriticEngine`."""
@@ -111,7 +109,7 @@ class MegatronCritic:
     def values(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute the value of the state before each trained token; see `CriticEngine`."""
         schedule = self._schedule
-        return schedule.score_everywhere(self._optimizer.models, samples, progress, score=schedule.values)
+        return schedule.score_everywhere(self._optimizer.models, samples, progress, score=schedule.numbers)
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Accumulate the gradients of the value loss; see `AccumulatesSteps`."""
@@ -125,7 +123,7 @@ class MegatronCritic:
             loss = value_loss(values, old, returns, clip=self._settings.value_clip)
             return loss.loss.masked_fill(~tensors.mask, 0.0).sum(), measure_values(values, returns, loss, tensors.mask)
 
-        models, score, updates = self._optimizer.models, self._schedule.values, self._optimizer.updates
+        models, score, updates = self._optimizer.models, self._schedule.numbers, self._optimizer.updates
         with nullcontext() if self._adapter is None else self._adapter.dropping(updates, self._micro_batches):
             self._measured += self._schedule.run(models, batches, samples, loss_of, progress, score=score)
         self._micro_batches += len(batches)

@@ -17,12 +17,11 @@ from relax_actors.algorithms.controllers import StepCoefficients
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.architecture import architecture_of
-from relax_actors.engines.megatron.folder_reader import stored_weights
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import checkpoint, process_groups
 from relax_actors.engines.megatron.mcore.adapter import MegatronAdapter, run_adapter
 from relax_actors.engines.megatron.mcore.frozen import freeze
-from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
+from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, base_weights, conversion_of, trained_head
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer, movable
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
 from relax_actors.engines.megatron.mcore.reference import AdapterReference, ModelReference, Reference
@@ -32,8 +31,9 @@ from relax_actors.engines.megatron.mcore.update import Update
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.model_folder import write_shared
-from relax_actors.engines.torch.model import build, has_weights, tensors_of
+from relax_actors.engines.torch.model import has_weights, tensors_of
 from relax_actors.engines.torch.profile import Profiled
+from relax_actors.engines.torch.score_model import exported_model, model_maker
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights.encoder import WeightEncoder
 
@@ -58,12 +58,13 @@ class MegatronEngine(Profiled):
         process_groups.initialise(layout, rank, store or HashStore())
         self._device = process_groups.device()
         self._architecture = architecture_of(config.model_path)
-        self._schedule = Schedule(config, self._architecture, layout)
-        self._chunks = ModelChunks(config, self._architecture, layout)
-        conversion = conversion_of(config.model_path, self._architecture, layout)
+        head = trained_head(config)
+        self._schedule = Schedule(config, self._architecture, layout, has_logits=head is None)
+        self._chunks = ModelChunks(config, self._architecture, layout, head=head)
+        conversion = conversion_of(config.model_path, self._architecture, layout, head)
         self._adapter: MegatronAdapter | None = None
         if config.lora is not None:
-            base = config.model_path, stored_weights(config.model_path)
+            base = config.model_path, base_weights(config, config.run.seed)
             self._adapter = run_adapter(config, config.lora, self._chunks, conversion, base)
             self._weights = self._adapter.weights
         else:
@@ -88,8 +89,10 @@ class MegatronEngine(Profiled):
         path = self._config.model_path
         if self._adapter is not None:
             self._adapter.initialise(seed)
+        elif has_weights(path):
+            self._weights.load(base_weights(self._config, seed))
         else:
-            self._weights.load(stored_weights(path) if has_weights(path) else tensors_of(build(path, seed=seed)))
+            self._weights.load(tensors_of(model_maker(self._config)(seed=seed)))
         self.discard()
         self._optimizer.reset()
         self._coefficients = StepCoefficients(self._config.algorithm, self._config.trainer)
@@ -223,7 +226,7 @@ class MegatronEngine(Profiled):
 
     def export(self, folder: Path) -> None:
         """Write a model folder, or that of an adapter, each rank its share; see `WeightProducer`."""
-        make, section = partial(build, self._config.model_path), self._config.lora
+        make, section = partial(exported_model, self._config), self._config.lora
         with self._memory:
             if self._adapter is not None and section is not None:
                 self._adapter.export(folder, self._config, make, merged=section.export_merged)

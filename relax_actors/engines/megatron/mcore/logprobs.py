@@ -53,11 +53,11 @@ def _positions(length: int, device: torch.device) -> Tensor:
 
 
 def scored_tokens(batch: MicroBatchTensors) -> tuple[Tensor | None, Tensor]:
-    """Find the tokens before trained tokens that this context-parallel rank holds.
+    """Find the places that this context-parallel rank holds where the model is read for trained tokens.
 
     Returns:
-        `[own] int64`, which trained tokens these are, None for all of them; and `[own] int64`, the index of the token
-        before each in this rank's `rows * length / context`.
+        `[own] int64`, which trained tokens these are, None for all of them; and `[own] int64`, the index of the place
+        of each in this rank's `rows * length / context`.
     """
     if parallel_state.get_context_parallel_world_size() == 1:
         return None, batch.scored
@@ -94,8 +94,8 @@ class Outputs:
     """What the last pipeline stage computes at the scored tokens of this rank.
 
     Attributes:
-        hidden: `[own, hidden]`, or the values `[own, 1]` of a critic.
-        head: this rank's shard of the output head; None for a critic.
+        hidden: `[own, hidden]`, or the numbers `[own, outputs]` of a `NumberHead`.
+        head: this rank's shard of the output head; None with a `NumberHead`.
         shards: reductions over the ranks that share the vocabulary.
     """
 
@@ -116,15 +116,15 @@ class OutputHeads:
         family: family of the models; None if they read text only.
         vocab_size: number of tokens; shards of the vocabulary may have padding rows after it.
         padded_vocab_size: number of rows of all shards.
-        is_critic: whether the models are critics, without a head.
+        has_logits: whether the models have an output layer; otherwise they have a `NumberHead`.
         dtype: dtype of the computation of logits.
     """
 
     def __init__(
-        self, family: Family | None, vocab_size: int, padded_vocab_size: int, dtype: torch.dtype, *, is_critic: bool
+        self, family: Family | None, vocab_size: int, padded_vocab_size: int, dtype: torch.dtype, *, has_logits: bool
     ) -> None:
         width = padded_vocab_size // parallel_state.get_tensor_model_parallel_world_size()
-        self._shards, self._is_critic, self._dtype = TensorParallelShards(width, vocab_size), is_critic, dtype
+        self._shards, self._has_logits, self._dtype = TensorParallelShards(width, vocab_size), has_logits, dtype
         own = range(self._shards.first, self._shards.first + width)
         self._barred = BarredIds(family, process_groups.device(), own)
 
@@ -132,7 +132,7 @@ class OutputHeads:
         """Select what a model of the last stage, which may be wrapped, returned: `[rows, length / context, n]`."""
         model = bare(model)
         selected = output.flatten(0, 1).index_select(0, scored_tokens(batch)[1])
-        if self._is_critic:
+        if not self._has_logits:
             return Outputs(selected, None, self._shards)
         tied = model.share_embeddings_and_output_weights
         weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
@@ -225,10 +225,10 @@ def trained_squares(outputs: Outputs, batch: MicroBatchTensors, temperature: flo
     return _in_sequences(squares, outputs, batch)
 
 
-def trained_values(outputs: Outputs, batch: MicroBatchTensors) -> Tensor:
-    """Return the values of a critic before the trained tokens, `[sequences, width] float32`."""
-    values = outputs.hidden[:, 0].float() if len(outputs.hidden) else None
-    return _in_sequences(values, outputs, batch)
+def trained_numbers(outputs: Outputs, batch: MicroBatchTensors) -> Tensor:
+    """Return the numbers of a `NumberHead` at the trained tokens, `[sequences, width, outputs] float32`."""
+    numbers = outputs.hidden.float() if len(outputs.hidden) else None
+    return _in_sequences(numbers, outputs, batch, outputs.hidden.shape[1:])
 
 
 def _in_sequences(

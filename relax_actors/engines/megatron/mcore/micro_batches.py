@@ -104,7 +104,7 @@ class MicroBatchTensors:
 
     Attributes:
         tokens: `[rows, length] int64`.
-        scored: `[trained] int64`, index in `rows * length` of the token before each trained token.
+        scored: `[trained] int64`, index in `rows * length` of the token where the model is read for each trained token.
         targets: `[trained] int64`, the trained tokens.
         mask: `[sequences, width] bool`, true for trained tokens, false for padding.
         packing: of a packed micro-batch.
@@ -144,7 +144,7 @@ class MicroBatchTensors:
         for row, (sample, path) in enumerate(zip(selected, paths, strict=True)):
             tokens[path] = sample.token_ids[: len(path)]
             trained = np.flatnonzero(sample.loss_mask)
-            scored.append(path[trained - 1])
+            scored.append(path[trained - sample.lag])
             targets.append(sample.token_ids[trained])
             mask[row, : len(trained)] = True
         arrays = [tokens.reshape(batch.rows, -1), np.concatenate(scored), np.concatenate(targets).astype(np.int64)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
-from torch import nn
+from torch import Tensor, nn
 
 from relax_actors.config.schema import Config
-from relax_actors.engines.megatron.conversion import VALUE_BIAS, VALUE_WEIGHT, Conversion
+from relax_actors.engines.megatron.conversion import VALUE_BIAS, VALUE_WEIGHT, Conversion, NumberHead
 from relax_actors.engines.megatron.families import Architecture
+from relax_actors.engines.megatron.folder_reader import stored_weights
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import ON_CPU, layer_specs
 from relax_actors.engines.megatron.mcore.frozen import freeze_padding
@@ -27,11 +30,12 @@ from relax_actors.engines.megatron.mcore.shared_towers import SharedTowers
 from relax_actors.engines.megatron.mcore.value_head import ValueHead
 from relax_actors.engines.megatron.tower_shares import Features
 from relax_actors.engines.megatron.towers import build_towers, float32_buffers, tower_shapes
+from relax_actors.engines.torch.score_model import drawn_head, model_maker
 from relax_actors.media.family import family_of
 
 TEXT_HEAD = {VALUE_WEIGHT: "score.weight", VALUE_BIAS: "score.bias"}
 MEDIA_HEAD = {VALUE_WEIGHT: "lm_head.weight"}
-"""Names of the value head in the models of `engines.torch.model.build_critic`."""
+"""Names of the head in the models of `engines.torch.model.build_critic`; a reward model's are those of `TEXT_HEAD`."""
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective"},
@@ -84,16 +88,22 @@ def transformer_config(config: Config, architecture: Architecture, layout: Layou
 class ModelChunks:
     """Model chunks of this rank, one for each virtual pipeline stage.
 
-    `bare` are the GPTModels; `wrapped` are the same in a Float16Module in half precision. A critic
-    is of the architecture of the folder `critic`, and has a value head in place of the output layer. `towers` are those
-    of a multimodal model, on the stages that compute with them.
+    `bare` are the GPTModels; `wrapped` are the same in a Float16Module in half precision. The architecture is that of
+    `folder`, by default the run's model; `head` is in place of the output layer. `towers` are those of a multimodal
+    model, on the stages that compute with them.
     """
 
     def __init__(
-        self, config: Config, architecture: Architecture, layout: Layout, *, critic: Path | None = None
+        self,
+        config: Config,
+        architecture: Architecture,
+        layout: Layout,
+        *,
+        head: NumberHead | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.config = transformer_config(config, architecture, layout)
-        self._is_critic, self._folder = critic is not None, critic or config.model_path
+        self._head, self._folder = head, folder or config.model_path
         # Of the policy: its processor files say how the features of media are normalised.
         self._family = family_of(config.model_path)
         self.bare = [self._build(architecture, layout, stage) for stage in range(layout.virtual)]
@@ -122,7 +132,7 @@ class ModelChunks:
             pre_process=is_first,
             post_process=parallel_state.is_pipeline_last_stage(**stage_arguments),
             parallel_output=True,
-            share_embeddings_and_output_weights=architecture.tied_embeddings and not self._is_critic,
+            share_embeddings_and_output_weights=architecture.tied_embeddings and self._head is None,
             position_embedding_type="rope",
             vp_stage=virtual,
         )
@@ -135,10 +145,10 @@ class ModelChunks:
             turning.rotary_pos_emb = rotary
         if architecture.padding is not None:
             freeze_padding(model, architecture.padding)
-        if not self._is_critic:
+        if self._head is None:
             return_hidden_states(model)
         elif model.post_process:
-            model.output_layer = ValueHead(self.config, bias=self._family is None)
+            model.output_layer = ValueHead(self.config, self._head)
         return model.to(device())
 
     def _shared_towers(self, architecture: Architecture, layout: Layout, *, recomputes: bool) -> SharedTowers | None:
@@ -174,12 +184,37 @@ def _hold_expert_bias(model: Any) -> None:
             router.expert_bias = nn.Parameter(bias, requires_grad=False)
 
 
-def conversion_of(folder: Path, architecture: Architecture, layout: Layout, *, is_critic: bool = False) -> Conversion:
-    """Conversion of the weights of a model folder, or of a critic of its architecture."""
-    reads_text_only = family_of(folder) is None
-    towers = {} if reads_text_only else tower_shapes(folder)
-    head = TEXT_HEAD if reads_text_only else MEDIA_HEAD
-    return Conversion(architecture, padded_vocabulary(architecture, layout), towers, head if is_critic else {})
+def critic_head(config: Config, folder: Path) -> NumberHead:
+    """Head of the critic of a folder's architecture."""
+    return NumberHead(TEXT_HEAD if family_of(folder) is None else MEDIA_HEAD, config.trainer.precision)
+
+
+def trained_head(config: Config) -> NumberHead | None:
+    """Head of the model that a run trains, if it is a reward model; None for the output layer of a policy."""
+    algorithm = config.algorithm
+    if not algorithm.trains_scores:
+        return None
+    # transformers' sequence classifiers have no bias, its token classifiers have one.
+    names = TEXT_HEAD if algorithm.rows == "steps" else {VALUE_WEIGHT: TEXT_HEAD[VALUE_WEIGHT]}
+    return NumberHead(names, config.head_precision, algorithm.scores.classes)
+
+
+def base_weights(config: Config, seed: int) -> Mapping[str, Tensor]:
+    """Weights of the run's model folder; a reward model's head that it lacks is drawn, as in the torch engine."""
+    stored = stored_weights(config.model_path)
+    if not config.algorithm.trains_scores or TEXT_HEAD[VALUE_WEIGHT] in stored:
+        return stored
+    with torch.device("meta"):
+        model = model_maker(config)(device=None)
+    return ChainMap(drawn_head(model, seed), stored)  # type: ignore[arg-type]  # is only read
+
+
+def conversion_of(
+    folder: Path, architecture: Architecture, layout: Layout, head: NumberHead | None = None
+) -> Conversion:
+    """Conversion of the weights of a model folder, or of a model of its architecture with another head."""
+    towers = {} if family_of(folder) is None else tower_shapes(folder)
+    return Conversion(architecture, padded_vocabulary(architecture, layout), towers, head)
 
 
 def padded_vocabulary(architecture: Architecture, layout: Layout) -> int:

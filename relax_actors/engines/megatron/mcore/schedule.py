@@ -15,6 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from numpy.typing import NDArray
 from torch import Tensor
 
+from relax_actors.algorithms.class_scores import class_logprobs
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.families import Architecture
 from relax_actors.engines.megatron.layout import Layout
@@ -27,8 +28,8 @@ from relax_actors.engines.megatron.mcore.logprobs import (
     context_parallel_slice,
     score_most_likely,
     score_trained,
+    trained_numbers,
     trained_squares,
-    trained_values,
 )
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors, plan_micro_batches
 from relax_actors.engines.megatron.mcore.model_chunks import padded_vocabulary
@@ -56,10 +57,10 @@ class Schedule:
         config: configuration of the run.
         architecture: of the model.
         layout: of the ranks.
-        is_critic: whether the models are critics, with values in place of logits.
+        has_logits: whether the models have an output layer; otherwise they have a `NumberHead`.
     """
 
-    def __init__(self, config: Config, architecture: Architecture, layout: Layout, *, is_critic: bool = False) -> None:
+    def __init__(self, config: Config, architecture: Architecture, layout: Layout, *, has_logits: bool = True) -> None:
         self._layout = layout
         self._max_tokens, self._temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
         self._share_prefixes, self._keeps_rows = config.trainer.share_prefixes, config.algorithm.compares_answers
@@ -67,7 +68,8 @@ class Schedule:
         self._family = family_of(config.model_path)
         padded = padded_vocabulary(architecture, layout)
         dtype = getattr(torch, config.head_precision)
-        self._heads = OutputHeads(self._family, architecture.vocab_size, padded, dtype, is_critic=is_critic)
+        self._has_logits = has_logits
+        self._heads = OutputHeads(self._family, architecture.vocab_size, padded, dtype, has_logits=has_logits)
 
     def micro_batches(self, samples: Sequence[TrainSample]) -> list[MicroBatch]:
         """Micro-batches of this rank.
@@ -94,7 +96,7 @@ class Schedule:
     def scores(
         self, *, temperature: float | None = None, entropies: bool = False, top: bool = False, squares: bool = False
     ) -> Score:
-        """Return how to score the trained tokens.
+        """Return how to score the trained tokens; a reward model has its scores there, whatever else is asked for.
 
         Args:
             temperature: divisor of the logits; default is the run's sampling temperature.
@@ -102,6 +104,8 @@ class Schedule:
             top: compute log-probs of the teacher's most likely tokens, where sequences have any.
             squares: compute the sums of squared probabilities.
         """
+        if not self._has_logits:
+            return self.numbers
         divisor = self._temperature if temperature is None else temperature
 
         def score(outputs: Outputs, tensors: MicroBatchTensors, samples: Sequence[TrainSample]) -> ScoredTokens:
@@ -127,9 +131,17 @@ class Schedule:
         return score
 
     @staticmethod
-    def values(outputs: Outputs, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
-        """Take the values of a critic in place of log-probs; a `Score`."""
-        return ScoredTokens(trained_values(outputs, tensors))
+    def numbers(outputs: Outputs, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
+        """Take the values of a critic or the first scores of a reward model in place of log-probs; a `Score`."""
+        numbers = trained_numbers(outputs, tensors)
+        return ScoredTokens(numbers[..., 0], scores=numbers)
+
+    @staticmethod
+    def labels(outputs: Outputs, tensors: MicroBatchTensors, samples: Sequence[TrainSample]) -> ScoredTokens:
+        """Compute the log-probs of labels by the scores of a reward model in place of log-probs; a `Score`."""
+        logprobs = class_logprobs(trained_numbers(outputs, tensors))
+        labels = tensors.padded([sample.masked("targets") for sample in samples])
+        return ScoredTokens(logprobs.gather(-1, labels.long()[..., None])[..., 0])
 
     def squares(self, outputs: Outputs, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
         """Compute sums of squared probabilities in place of log-probs; a `Score`."""

@@ -14,12 +14,11 @@ from torch._C._distributed_c10d import HashStore
 from relax_actors.config.schema import Config
 from relax_actors.config.training import MegatronSection
 from relax_actors.engines.megatron.architecture import architecture_of
-from relax_actors.engines.megatron.folder_reader import stored_weights
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.adapter import MegatronAdapter, run_adapter
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
-from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
+from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, base_weights, conversion_of, trained_head
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import Schedule, Score
@@ -45,22 +44,24 @@ class MegatronScorer(SwappableWeights):
         process_groups.choose_device(device, "device of the scoring role")
         process_groups.initialise(layout, 0, HashStore())
         super().__init__(process_groups.device(), follows=follows)
-        self._chunks = ModelChunks(config, architecture, layout)
+        head = trained_head(config)
+        self._chunks = ModelChunks(config, architecture, layout, head=head)
         for model in self._chunks.wrapped:
             model.train(mode=False)
         self._replay = None
         if config.trainer.router_replay:
             self._replay = Replay(self._chunks.bare, recomputed=False, sequence_parallel=False)
-        conversion = conversion_of(config.model_path, architecture, layout)
+        conversion = conversion_of(config.model_path, architecture, layout, head)
         self._weights: MegatronAdapter | RankWeights
         if config.lora is None:
             self._weights = RankWeights(local_shards(self._chunks.bare), conversion)
         else:
-            base = config.model_path, stored_weights(config.model_path)
+            base = config.model_path, base_weights(config, config.run.seed)
             self._weights = run_adapter(config, config.lora, self._chunks, conversion, base)
         for model in self._chunks.wrapped:
             model.requires_grad_(False)
-        self._schedule = Schedule(config, architecture, layout)
+        self._schedule = Schedule(config, architecture, layout, has_logits=head is None)
+        self._reads_labels = head is not None and config.algorithm.rows != "pairs"
 
     def _parameters(self) -> Mapping[str, Tensor]:
         return self._weights.parameters
@@ -74,8 +75,9 @@ class MegatronScorer(SwappableWeights):
         return self._weights.fitted(tensors, f"version {version}")
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
-        """Log-probs of each sequence; see `ScoringEngine`."""
-        return self._computed(self._schedule.scores(), samples, progress)
+        """Log-probs of each sequence; for a reward model scores, or log-probs of labels; see `ScoringEngine`."""
+        score = self._schedule.labels if self._reads_labels else self._schedule.scores()
+        return self._computed(score, samples, progress)
 
     def squares(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Sums of squared probabilities of each sequence; see `SupportsSquares`."""

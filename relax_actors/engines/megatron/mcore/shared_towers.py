@@ -114,9 +114,9 @@ class SharedTowers:
         if leaf is not None and not parallel_state.get_tensor_model_parallel_rank():
             gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             distributed.all_reduce(gradient, group=parallel_state.get_context_parallel_group())
-            parts = list(gradient.split(shares.longest)) if self._rank == 0 else None
-        source = distributed.get_global_rank(self._group, 0)
-        distributed.scatter(part, parts, source, group=self._group)
+            parts = list(torch.split(gradient, shares.longest)) if self._rank == 0 else None
+        group: Any = self._group  # there is one where several stages share the towers
+        distributed.scatter(part, parts, distributed.get_global_rank(group, 0), group=group)
         return part
 
     def _backward(self, groups: Sequence[Group], own: Tensor, gradient: Tensor, progress: Callable[[], None]) -> None:
@@ -150,7 +150,7 @@ class SharedTowers:
             own.requires_grad_()  # ranks without media take part in the backward passes of the others
         return own
 
-    def _computed(self, works: Sequence[Sequence[MediaItem]]) -> Tensor:
+    def _computed(self, works: Sequence[list[MediaItem]]) -> Tensor:
         encoded = encode_works(self._module, self._family, works)
         return torch.cat([encoded.embeddings, *encoded.deepstack])
 

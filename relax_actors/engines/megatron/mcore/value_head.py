@@ -1,18 +1,22 @@
-"""Value head of a critic: one number a token, in place of the logits of the vocabulary."""
+"""Head of a critic or a reward model: numbers of a token, in place of the logits of the vocabulary."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
+from relax_actors.engines.megatron.conversion import VALUE_BIAS, NumberHead
+
 
 class ValueHead(nn.Linear):
-    """Linear layer with one output, which each tensor-parallel rank holds, in place of GPTModel.output_layer."""
+    """Linear layer that each tensor-parallel rank holds, in place of GPTModel.output_layer."""
 
-    def __init__(self, config: Any, *, bias: bool) -> None:
-        super().__init__(config.hidden_size, 1, bias=bias, dtype=config.params_dtype)
+    def __init__(self, config: Any, head: NumberHead) -> None:
+        super().__init__(config.hidden_size, head.outputs, bias=VALUE_BIAS in head.names, dtype=config.params_dtype)
+        self._precision: torch.dtype = getattr(torch, head.precision)
         self._shares_sequence = bool(config.sequence_parallel)
         for parameter in self.parameters():
             # megatron-core then sums the gradients, each of a part of the sequence, over the tensor-parallel ranks.
@@ -21,12 +25,13 @@ class ValueHead(nn.Linear):
     def forward(  # type: ignore[override]  # the interface of ColumnParallelLinear
         self, hidden: Tensor, weight: None = None, runtime_gather_output: None = None
     ) -> tuple[Tensor, None]:
-        """Compute the values of all positions, `[seq, rows, 1]`, of `[seq, rows, hidden]`, and no bias.
+        """Compute the numbers of all positions, `[seq, rows, outputs]`, of `[seq, rows, hidden]`, and no bias.
 
         With sequence parallelism `hidden` holds this rank's part of the sequence.
         """
         del weight, runtime_gather_output
-        values = super().forward(hidden)
+        bias = None if self.bias is None else self.bias.to(self._precision)
+        values = nn.functional.linear(hidden.to(self._precision), self.weight.to(self._precision), bias)
         if self._shares_sequence:
             # Every rank computes the same loss of all values, so no sum over ranks is due in backward.
             values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)

@@ -39,19 +39,38 @@ def memory_grows(seen: Observations) -> Iterator[Finding]:
 @rule("The disk fills up.")
 def disk_fills(seen: Observations) -> Iterator[Finding]:
     """Extend the decline of the free space that nodes report."""
+    for name, free, hours in _running_out(seen, "disk_free_mib"):
+        yield Finding(
+            f"the disk of {name} has {free:.0f} MiB free, and is full in {hours:.1f} hours at this rate",
+            evidence=(seen.of_actor(name, free_mib=free, hours=hours),),
+            remedy="free space, keep fewer checkpoints, or move store.path to a larger disk",
+            settings=("store.path", "trainer.keep_checkpoints"),
+        )
+
+
+@rule("The memory of a machine runs out.")
+def memory_runs_out(seen: Observations) -> Iterator[Finding]:
+    """Extend the decline of the free memory that nodes report: the kernel kills processes when it is used up."""
+    for name, free, hours in _running_out(seen, "memory_free_mib"):
+        yield Finding(
+            f"the machine of {name} has {free:.0f} MiB of memory free, and none in {hours:.1f} hours at this rate",
+            evidence=(seen.of_actor(name, free_mib=free, hours=hours),),
+            remedy="see in the console which actor grows, and limit it: an actor at its limit is restarted before the "
+            "kernel kills another process; or run fewer actors on this machine",
+            settings=("rollout.memory_limit_mib", "rollout.replicas"),
+        )
+
+
+def _running_out(seen: Observations, figure: str) -> Iterator[tuple[str, float, float]]:
+    """Yield each node on which a figure falls towards 0 within `HOURS_LEFT`: its name, what is left, and the hours."""
     for name, readings in seen.actors.items():
-        levels = _levels(list(readings), "disk_free_mib")
+        levels = _levels(list(readings), figure)
         if not levels or any(after >= before for before, after in pairwise(levels)):
             continue
         seconds = (readings[-1].time - readings[0].time) * (PARTS - 1) / PARTS
         hours = levels[-1] / ((levels[0] - levels[-1]) / seconds) / 3600
         if hours < HOURS_LEFT:
-            yield Finding(
-                f"the disk of {name} has {levels[-1]:.0f} MiB free, and is full in {hours:.1f} hours at this rate",
-                evidence=(seen.of_actor(name, free_mib=levels[-1], hours=hours),),
-                remedy="free space, keep fewer checkpoints, or move store.path to a larger disk",
-                settings=("store.path", "trainer.keep_checkpoints"),
-            )
+            yield name, levels[-1], hours
 
 
 def _levels(readings: Sequence[Reading], figure: str) -> list[float]:
