@@ -15,10 +15,11 @@ PARTS = 8
 
 
 def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
-    """Return `size` numbers, whose first digit is the answer; 1,000 if `size` is not set."""
+    """Return `size` numbers, 1,000 if it is not set, whose first digit is the answer; or those that are held out."""
     numbers = [f"{number:02}" for number in range(100)]
     own = [number for number in numbers if (zlib.crc32(number.encode()) % PARTS == 0) == held_out]
-    return [Task(f"{number}>", number[0]) for number in np.random.default_rng(seed).choice(own, size or 1000).tolist()]
+    drawn = own if held_out else np.random.default_rng(seed).choice(own, size or 1000).tolist()
+    return [Task(f"{number}>", number[0]) for number in drawn[:size]]
 
 
 class SecondTry(EpisodeRollout):

@@ -13,20 +13,20 @@ PARTS = 8
 
 
 def tasks(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
-    """Return `size` random numbers, the first digit of each to be repeated three times."""
-    source = random.Random(seed)  # noqa: S311 not a secret
-    numbers = [f"{one}{other}" for one in DIGITS for other in DIGITS]
-    own = [number for number in numbers if (zlib.crc32(number.encode()) % PARTS == 0) == held_out]
-    return [Task(f"{number}>", number[0] * TIMES) for number in source.choices(own, k=size or 4000)]
+    """Return `size` random numbers, or those that are held out; the first digit is to be repeated three times."""
+    own = _numbers(held_out=held_out)
+    drawn = own[:size] if held_out else _drawn(own, size, seed)
+    return [Task(f"{number}>", number[0] * TIMES) for number in drawn]
 
 
 def grades(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
     """Return `size` examples of a judge: what it reads about an answer, and its grade from 0 to 3."""
     source = random.Random(seed + 1)  # noqa: S311 not a secret
     found = []
-    for task in tasks(size=size, seed=seed, held_out=held_out):
-        answer = proposal(task.answer, source)
-        found.append(Task(f'{task.prompt}"{answer}"', str(grade(answer, task.answer))))
+    for number in _drawn(_numbers(held_out=held_out), size, seed):
+        right = number[0] * TIMES
+        answer = proposal(right, source)
+        found.append(Task(f'{number}>"{answer}"', str(grade(answer, right))))
     return found
 
 
@@ -46,3 +46,12 @@ def grade(answer: str, right: str) -> int:
     if len(answer) > len(right):
         return 0
     return sum(mine == other for mine, other in zip(answer, right, strict=False))
+
+
+def _numbers(*, held_out: bool) -> list[str]:
+    numbers = [f"{one}{other}" for one in DIGITS for other in DIGITS]
+    return [number for number in numbers if (zlib.crc32(number.encode()) % PARTS == 0) == held_out]
+
+
+def _drawn(numbers: list[str], size: int | None, seed: int) -> list[str]:
+    return random.Random(seed).choices(numbers, k=size or 4000)  # noqa: S311 not a secret

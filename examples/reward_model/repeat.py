@@ -19,7 +19,9 @@ PARTS = 8
 def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
     """Return random numbers with the answers that a rule compares with."""
     source = random.Random(seed)  # noqa: S311 not a secret
-    return [Task(f"{n}>", n[0] * LENGTH) for n in source.choices(_numbers(held_out=held_out), k=size or 1000)]
+    own = _numbers(held_out=held_out)
+    drawn = own[:size] if held_out else source.choices(own, k=size or 1000)
+    return [Task(f"{number}>", number[0] * LENGTH) for number in drawn]
 
 
 def pairs(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:

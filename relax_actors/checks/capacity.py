@@ -69,12 +69,12 @@ def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
 
 
 def moves_to_host(config: Config, role: str) -> bool:
-    """Return whether actors of a role move their memory from their GPUs to the host while others compute there."""
+    """Return whether a role's actors move GPU memory to the host in turns."""
     return config.placement.leaves_device(role) and not moves_to_disk(config, role)
 
 
 def moves_to_disk(config: Config, role: str) -> bool:
-    """Return whether actors of a role move their memory to files; an inference server keeps its own on the host."""
+    """Return whether a role's actors move their memory to files."""
     has_server = role == "rollout" and inference_backend(config).server(config) is not None
     return config.placement.leaves_device(role) and config.placement.release == "disk" and not has_server
 
@@ -103,8 +103,11 @@ def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
         # With an adapter the reference is the model without it.
         has_reference = role.startswith("trainer") and config.computes_reference and config.lora is None
         reference = WEIGHT_BYTES["float32"] * _share(config, role) if has_reference else 0
-        writers = sum(_writers(config, role)) * WEIGHT_BYTES["float32"]
-        return int(facts.parameters * (footprint.parameter_bytes + reference)) + writers
+        # A server holds the weights in use and the next ones; a teacher's are frozen.
+        is_served = footprint.process_bytes > PROCESS_BYTES
+        of_writer = footprint.parameter_bytes / 2 if is_served else WEIGHT_BYTES["float32"]
+        writers = sum(_writers(config, role)) * of_writer
+        return int(facts.parameters * (footprint.parameter_bytes + reference) + writers)
     if role not in config.roles or not spec_of(config, role).device:
         return 0
     if role in OWN_MODELS:

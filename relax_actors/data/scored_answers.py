@@ -85,6 +85,12 @@ class ScoredAnswers:
             raise SlowRowError(msg) from error
         if tokens is not None:
             answer = replace(answer, example=_behind(tokens, answer.example))
+            if len(tokens) >= self._most:
+                msg = (
+                    f"a prompt with its media has {len(tokens)} tokens, and the reward model reads {self._most} of its "
+                    "context or trainer.max_tokens_per_microbatch; raise that, or make the media smaller ([media])"
+                )
+                raise RowError(msg)
         return self._limited(answer)
 
     def _of(self, prompt: Prompt, text: str, messages: list[dict[str, Any]]) -> ScoredAnswer:

@@ -92,7 +92,7 @@ class TraceFiles:
         return head_of_row if head_of_row is not None and head_of_row.row else None
 
     def _quick_record(self, number: int) -> object:
-        """Return a record of JSON, parsed by pydantic's parser, which takes a fifth of the time; errors as `record`."""
+        """Return a record of JSON, parsed by pydantic's parser, which takes a third of the time; errors as `record`."""
         assert isinstance(self._rows, JsonLines | Documents)  # noqa: S101 Parquet has columns
         try:
             return from_json(self._rows.text(*self._rows.locate(number)))

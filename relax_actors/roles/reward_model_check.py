@@ -91,8 +91,11 @@ class CheckedRewardModel(Role):
             )
         elif own is not None and self.backend != "torch":
             why = f'reads media, which {SECTION}.backend = "{self.backend}" does not; set it to "torch"'
-        elif own is not None and (folder.of_steps or config.environment is not None or config.agent is not None):
-            why = "reads the media of prompts with one answer, scored as a whole; remove the section"
+        elif own is not None and folder.of_steps:
+            why = "scores steps, which are read in texts alone; name a model that scores answers"
+        elif own is not None and (config.environment is not None or config.agent is not None):
+            what = "[environment]" if config.environment is not None else "[agent]"
+            why = f"reads media before one answer, and {what} makes samples of several turns; remove the section"
         if why:
             msg = f"{SECTION}.model {self.model} {why}"
             raise ConfigError(msg)

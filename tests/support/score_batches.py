@@ -40,7 +40,7 @@ def score_batch(rows: str, classes: int = 1, seed: int = 2) -> list[TrainSample]
 
 
 def media_pairs(config: Config) -> list[TrainSample]:
-    """Draw a chosen and a rejected answer to each of some prompts, with and without media, scored at the end."""
+    """Draw a chosen and a rejected answer to each of several prompts, with and without media, scored at the end."""
     found = []
     for number, sample in enumerate(media_batch(config)):
         length = len(sample)

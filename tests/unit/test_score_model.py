@@ -18,6 +18,7 @@ from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.torch.reward_model import TorchRewardModel
+from relax_actors.engines.torch.score_model import build_score_model
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import family_of
@@ -25,7 +26,7 @@ from relax_actors.weights.files import load
 from tests.support.batches import silent
 from tests.support.models import QWEN3, VOCABULARY, config_of, qwen3_moe
 from tests.support.score_batches import media_pairs, score_batch
-from tests.support.tiny_media_models import architecture_of, model_inputs
+from tests.support.tiny_media_models import FAMILIES, architecture_of, model_inputs
 
 KINDS = {"reward_model": ("pairs", 1), "outcome_reward": ("labelled", 3), "process_reward": ("steps", 2)}
 UNTIED = QWEN3 | {"tie_word_embeddings": False, "pad_token_id": VOCABULARY - 1}
@@ -111,6 +112,16 @@ def test_scores_of_prompts_with_media_are_those_of_the_policy_with_another_head(
         with torch.no_grad():
             logits = policy(**model_inputs(own, sample.token_ids, sample.media.items)).logits[0, -1]
         np.testing.assert_allclose(found[0], logits.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_with_media_has_a_classifier(tmp_path: Path, family: str) -> None:
+    path = config_of(tmp_path / "run", architecture_of(family)).model_path
+    with torch.device("meta"):
+        model = build_score_model(path, classes=2, of_steps=False, device=None)
+    names = tensors_of(model)
+    assert names["score.weight"].shape[0] == 2
+    assert not any(name.startswith("lm_head") for name in names)
 
 
 def test_padded_answers_have_the_same_scores_in_transformers(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Reward models: a decoder with a linear head `score`, as transformers' classes for classification have it.
 
 Scores of answers are read by a sequence classifier, those of steps by a token classifier. Both compute a score from the
-hidden state of a token, so a folder of either kind loads in transformers and gives the scores of the trainer. Of models
-that see or hear transformers has no classifiers: theirs is the policy with `score` in place of `lm_head`.
+hidden state of a token, so a folder of either kind loads in transformers and gives the scores of the trainer.
+transformers has no classifiers for multimodal models; here the policy gets `score` in place of `lm_head`.
 """
 
 from __future__ import annotations

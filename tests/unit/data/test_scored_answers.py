@@ -121,3 +121,15 @@ def test_tokens_behind_the_last_score_do_not_count(tmp_path: Path, *, truncates:
     else:
         with pytest.raises(RowError, match=f"has {size} tokens"):
             short.of("4")
+
+
+def test_answer_stands_behind_the_tokens_of_a_prompt_with_media_which_are_never_cut(chat: Path) -> None:
+    read, expanded = Read(chat, 40, truncates=True), np.full(30, 3, np.int32)
+    plain = Read(chat).of("4").example
+    answer = plain.ids[int(np.argmax(plain.trained)) :]
+    prompt = Prompt("2+2?", np.zeros(1, np.int32), "4", {}, 0, 0, messages=QUESTION)
+    own = read.answers.of(prompt, "4", (), expanded).example
+    assert own.ids.tolist() == [*expanded, *answer[: len(own.ids) - 30]]
+    assert np.flatnonzero(own.mask).tolist() == [len(own.ids) - 1]
+    with pytest.raises(RowError, match=r"60 tokens.*40.*\[media\]"):
+        read.answers.of(prompt, "4", (), np.full(60, 3, np.int32))

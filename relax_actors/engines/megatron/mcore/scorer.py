@@ -75,7 +75,7 @@ class MegatronScorer(SwappableWeights):
         return self._weights.fitted(tensors, f"version {version}")
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
-        """Log-probs of each sequence, or of a reward model what it says of targets; see `ScoringEngine`."""
+        """Log-probs of each sequence; for a reward model scores, or log-probs of labels; see `ScoringEngine`."""
         score = self._schedule.labels if self._reads_labels else self._schedule.scores()
         return self._computed(score, samples, progress)
 
