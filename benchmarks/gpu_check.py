@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from gpu_checks import engines, kernels, machine, models, peers, runs, sglang, speed
-from gpu_checks.frame import CHECKS, Outcome, Place, run_apart, run_here
+from gpu_checks.frame import CHECKS, Outcome, Place, end_running, run_apart, run_here
 from gpu_checks.report import summary, write
 from rich.console import Console
 from rich.markup import escape
@@ -58,8 +58,13 @@ def run_all(names: list[str], options: argparse.Namespace, scratch: Path, consol
         return run_apart(name, Place(options.device, options.short, scratch / name), logs)
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        for future in as_completed([pool.submit(one, name) for name in names if not CHECKS[name].is_alone]):
-            done(future.result())
+        try:
+            for future in as_completed([pool.submit(one, name) for name in names if not CHECKS[name].is_alone]):
+                done(future.result())
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_running()
+            raise
     for name in names:
         if CHECKS[name].is_alone:
             done(one(name))

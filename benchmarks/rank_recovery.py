@@ -50,6 +50,7 @@ SETTINGS = [
     "eval.every=0",
     "eval.rows=1",
     "trainer.backend=megatron",
+    "trainer.device=cpu",  # more ranks than cores share them
     "trainer.prompts_per_step=4",
     "trainer.checkpoint_every=3",
     "trainer.warm_start.steps=1",

@@ -65,7 +65,7 @@ class ActorError(RelaxError):
 
 
 class AllRowsFailedError(RelaxError):
-    """The first rows of a role all failed with one error: the run stops, since further rows would fail too."""
+    """The first rows of a role all failed with one error, so the run stops."""
 
 
 class EngineError(RelaxError):
@@ -77,7 +77,7 @@ class EpisodesFailedError(RelaxError):
 
 
 class FencedError(ActorError):
-    """Fencing of this incarnation: a later incarnation of the actor has started, so this one must exit."""
+    """Fencing: a later incarnation of the actor has started, so this one must exit."""
 
 
 class RecordError(RelaxError):
@@ -85,4 +85,4 @@ class RecordError(RelaxError):
 
 
 class DownloadError(Exception):
-    """Failure of a download that may be gone at the next attempt: no answer, a time-out, or an error of the server."""
+    """Failure of a download that may pass: no answer, a time-out, or a server's error."""

@@ -16,7 +16,7 @@ _INVISIBLE = re.compile(
 
 
 def printable(text: object) -> str:
-    r"""Return a text as one line, with control, bidi and invisible characters as JSON escapes such as `\u001b`.
+    r"""Return a text as one line, with unprintable characters as JSON escapes (`\u001b`).
 
     The result of a JSON document is JSON with the same value.
     """

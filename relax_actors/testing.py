@@ -1,4 +1,4 @@
-"""Checks of a user's own algorithm functions, for the user's tests: `check_advantage` and `check_policy_loss`."""
+"""Checks of a user's own functions: `check_advantage` and `check_policy_loss`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOLERANCE = 1e-9
 def check_advantage(
     function: Callable[..., Array], *, zero_if_equal: bool = True, in_order: bool = False, **settings: Any
 ) -> None:
-    """Check an advantage estimator on groups of several sizes, with empty and masked samples and equal rewards.
+    """Check an advantage estimator on groups of several sizes, masks and rewards.
 
     The estimator must return one finite number for each sample or each token, leave its input unchanged, give the same
     numbers when called again, and give each sample the same advantages in any order of the samples.

@@ -29,7 +29,7 @@ class _Finder:
 
 
 def _execute(own: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Run the module by its loader's function, and say that there is no extension where that fails."""
+    """Run the module by its loader, and report where there is no extension."""
     try:
         own(module)
     except (OSError, ImportError, RuntimeError, AttributeError) as error:

@@ -148,6 +148,15 @@ def run_here(name: str, place: Place, result: Path) -> None:
     part.replace(result)
 
 
+_running = set[subprocess.Popen[bytes]]()
+
+
+def end_running() -> None:
+    """Kill the checks that still run; their logs are kept."""
+    for process in list(_running):
+        _end(process)
+
+
 def run_apart(name: str, place: Place, logs: Path) -> Outcome:
     """Run a check in a process of its own, with its output in `logs`; kill what it leaves behind."""
     chosen, began = CHECKS[name], time.monotonic()
@@ -157,12 +166,14 @@ def run_apart(name: str, place: Place, logs: Path) -> Outcome:
     command += ["--here", name, str(place.folder), str(result)]
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+        _running.add(process)
         try:
             code: int | None = process.wait(chosen.seconds)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             _end(process)
+            _running.discard(process)
             ended = json.loads(result.read_text()) if result.exists() else None
             if ended is None or ended["result"] == "fail":
                 _keep_logs(place.folder, logs / name)

@@ -155,7 +155,7 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
 
 
 def needed_engines(section: AutoscalerSection, figures: Figures, holds: int = 0) -> int:
-    """Return the number of engines that a run can use, within the bounds; working spot engines count as present.
+    """Return how many engines a run can use, working spot engines included.
 
     `holds` are the rows that an engine can hold, if they are fewer than `rows_per_engine`.
     """

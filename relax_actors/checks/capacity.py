@@ -69,12 +69,12 @@ def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
 
 
 def moves_to_host(config: Config, role: str) -> bool:
-    """Return whether actors of a role move their memory from their GPUs to the host while others compute there."""
+    """Return whether a role's actors move GPU memory to the host in turns."""
     return config.placement.leaves_device(role) and not moves_to_disk(config, role)
 
 
 def moves_to_disk(config: Config, role: str) -> bool:
-    """Return whether actors of a role move their memory to files; an inference server keeps its own on the host."""
+    """Return whether a role's actors move their memory to files."""
     has_server = role == "rollout" and inference_backend(config).server(config) is not None
     return config.placement.leaves_device(role) and config.placement.release == "disk" and not has_server
 

@@ -24,7 +24,7 @@ def branch(
     broker: Broker = None,
     credentials: Credentials = None,
 ) -> None:
-    """Begin a new run at a step of another one, with the rows that this step had and some other settings.
+    """Begin a new run at a step of another run, with the step's rows and other settings.
 
     The rows of the step are not generated again. With equal settings, an on-policy deterministic run ends with the same
     weights. `relax up FOLDER` resumes the new run. Exit codes as of `relax up`.

@@ -32,7 +32,7 @@ def console(
     broker: Broker = None,
     credentials: Credentials = None,
 ) -> None:
-    """Show a run in a browser: curves, actors, weights, evaluations, advice; live and finished runs.
+    """Show a run in a browser: curves, actors, weights, evaluations, advice.
 
     Reads the broker and the store as an observer. The printed link holds a random token.
     """

@@ -18,7 +18,7 @@ def diff(
     b: Annotated[str, typer.Argument(help=HELP, metavar="RUN_B")],
     json: AsJson = False,
 ) -> None:
-    """Find the first step, row and cell at which two runs part, and the settings and code that differ.
+    """Find the first step, row and cell at which two runs part, and what they differ in.
 
     The digests that batches and weights have are compared, so rows that are collected already count, too. Nothing of
     the runs is written. Exit code 0 if all steps that both runs have are equal, 1 if not, or if they have none in

@@ -34,7 +34,7 @@ def kubernetes(
     image: Annotated[str, typer.Option(help="Image of the containers.")] = "relax-actors",
     device: Annotated[str, typer.Option(help="Resource name of a GPU.")] = "nvidia.com/gpu",
 ) -> None:
-    """Print manifests with a pod for each node: `relax up` in the first, `relax node` in the others.
+    """Print manifests with a pod a node: `relax up` in the first, `relax node` in others.
 
     They go beside the broker and the volume of deploy/kubernetes. The configuration is checked first; notes and the
     placement go to stderr. Containers read CONFIG in the image, from the folder /data if the path is relative. Exit

@@ -25,7 +25,7 @@ def profile(
     broker: Broker = None,
     credentials: Credentials = None,
 ) -> None:
-    """Record the operators and kernels of a live actor with torch.profiler, and write them as Chrome trace.
+    """Profile operators and kernels of a live actor, and write them as Chrome trace.
 
     The profile begins at the next step and changes nothing that the run computes. Traces are in the folder `profiles`
     of the run; open them in ui.perfetto.dev. An actor that is killed meanwhile goes on without a profile. An actor that

@@ -26,7 +26,7 @@ def replay(
     broker: Broker = None,
     credentials: Credentials = None,
 ) -> None:
-    """Compute a step of a run again, and compare every figure and the weights with what was recorded.
+    """Compute a step of a run again, and compare figures and weights with the record.
 
     The computation begins at the newest kept checkpoint before the step. With settings, it shows what they would have
     changed. Nothing of the run is written. Exit code 0 if all is equal, 1 if something differs, 2 if the step was not

@@ -21,7 +21,7 @@ Timeout = Annotated[float, typer.Option(help="Seconds that the operation may tak
 
 @roles.command("list")
 def list_roles(run: RunName, as_json: AsJson = False, broker: Broker = None, credentials: Credentials = None) -> None:
-    """List the roles of a run: columns, actors, and the version of the user's code that each actor runs."""
+    """List the roles of a run: columns, actors, and the code version of each actor."""
     from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.role_list import lines_of, roles_of
@@ -85,7 +85,7 @@ def replace(
     broker: Broker = None,
     credentials: Credentials = None,
 ) -> None:
-    """Restart the actors of a role with the code that is on disk now, one after the other, on all nodes.
+    """Restart the actors of a role with the code on disk, one by one, on all nodes.
 
     Each actor must handle a row before the next one is restarted. If one fails, all get the previous code back.
     """
@@ -105,7 +105,7 @@ def move(
     broker: Broker = None,
     credentials: Credentials = None,
 ) -> None:
-    """Move a role that owns state, such as the trainer, to another node, and wait until it works there.
+    """Move a role with state, such as the trainer, to another node, and wait for it.
 
     It stops on its node after what it does now, and goes on from its last checkpoint on the other. If it does not start
     there, it comes back.

@@ -28,7 +28,7 @@ def slurm(
     role: MoreRoles = None,
     port: Annotated[int, typer.Option(help="Port of the broker on the first node.", min=1, max=65535)] = 4222,
 ) -> None:
-    """Print a batch script for `sbatch`: broker and `relax up` on the first node, `relax node` on the others.
+    """Print a script for `sbatch`: `relax up` on the first node, `relax node` on others.
 
     The configuration is checked first; notes and the placement go to stderr. All nodes must share this folder. Options
     of sbatch, such as --partition and --time, are added when the script is submitted. Exit code 2 if the configuration

@@ -21,7 +21,7 @@ def timeline(
     broker: Broker = None,
     credentials: Credentials = None,
 ) -> None:
-    """Write what each actor did when as Chrome trace JSON; open it in ui.perfetto.dev or chrome://tracing.
+    """Write what each actor did when as Chrome trace JSON for ui.perfetto.dev.
 
     Times are the broker's. Works as an observer, on live and finished runs.
     """

@@ -81,7 +81,7 @@ def check(
     model: Annotated[Path | None, typer.Option(help="Folder of a model, whose tokens and texts are compared.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Check that every trace is exact: token ids, masks, log-probs, and with --model texts. Exit code 1 if not."""
+    """Check ids, masks, log-probs and, with --model, texts; exit code 1 if one is not exact."""
     from relax_actors.counted import counted
     from relax_actors.data.trace_check import examine_files
     from relax_actors.printable import printable

@@ -213,8 +213,8 @@ class TrainerSection(PoolSection):
     def _has_layers_for_it(cls, precision: object) -> object:
         if str(precision).lower().startswith(("fp8", "float8", "mxfp8")):
             msg = (
-                "training in 8 bits needs the layers of Transformer Engine, in whose place both training engines have "
-                'those of torch; set "bfloat16"'
+                "training in 8 bits needs the layers of Transformer Engine, and both training engines use those of "
+                'torch; set "bfloat16"'
             )
             raise ValueError(msg)
         return precision

@@ -102,7 +102,7 @@ class AdapterModules:
 
 
 def of_experts(layer: str) -> bool:
-    """Whether a layer is a tensor of experts, whose A is `[experts, rank, in]` and B `[experts, out, rank]`."""
+    """Whether a layer is a tensor of experts: A `[experts, rank, in]`, B `[experts, out, rank]`."""
     return layer.endswith((GATE_UP, EXPERTS_DOWN))
 
 
@@ -172,7 +172,7 @@ def _read_form(folder: Path) -> AdapterForm:
 
 
 def own_names(folder: Path) -> dict[str, str]:
-    """Return the names of the tensors in a PEFT folder, by our names: with `PREFIX`, and adapters of experts nested.
+    """Return tensor names of a PEFT folder by ours: with `PREFIX`, experts nested.
 
     PEFT wraps a module of experts for each tensor with an adapter, gate and up projection first. The names do not say
     which tensor it is.
@@ -212,7 +212,7 @@ def _is_named(module: str, layer: str, parameters: Sequence[str]) -> bool:
 def match_targets(
     linear: Collection[str], modules: Collection[str], targets: str | Sequence[str], experts: Collection[str] = ()
 ) -> list[str]:
-    """Return the linear layers and tensors of experts that `lora.targets` names, in the order of their names.
+    """Return the layers and tensors of experts of `lora.targets`, by name.
 
     Args:
         linear: full names of all linear layers of the model.

@@ -78,7 +78,7 @@ def check_adapter(config: Config, folder: Path) -> Iterator[str]:
 
 
 def matched_layers(shapes: Mapping[str, list[int]], form: AdapterForm) -> list[str]:
-    """Return the layers that an adapter changes, from the files of a model folder; raises as `match_targets`."""
+    """Return the layers that an adapter changes, by a model folder's files."""
     modules = {name.rpartition(".")[0] for name in shapes}
     return match_targets(linear_layers(shapes), modules, form.targets, expert_layers(shapes))
 
@@ -94,7 +94,7 @@ def linear_layers(shapes: Mapping[str, list[int]]) -> set[str]:
 
 
 def expert_layers(shapes: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return the tensors of experts as transformers holds them, with their shapes, from the files of a model folder.
+    """Return the tensors of experts with shapes, by a model folder's files.
 
     Files hold them joined, or each matrix of each expert apart. Transposed tensors and those with biases are left out.
     """
@@ -118,7 +118,7 @@ def expert_layers(shapes: Mapping[str, list[int]]) -> dict[str, list[int]]:
 
 
 def adapter_parameters(form: AdapterForm, shapes: Mapping[str, list[int]], targets: list[str], saved: list[str]) -> int:
-    """Return the number of trained parameters: rank * (in + out) of each matrix, and all of saved modules."""
+    """Return the number of trained parameters: rank * (in + out) a matrix, and saved modules."""
     weights = [shapes[weight_name(name)] for name in targets]
     of_targets = sum(math.prod(shape[:-2]) * form.rank * sum(shape[-2:]) for shape in weights)
     return of_targets + sum(math.prod(shape) for n, shape in shapes.items() if n.rpartition(".")[0] in saved)

@@ -85,6 +85,9 @@ def family_of(folder: Path) -> Family | None:
     if spec is None:
         return None
     body, files = body.get("thinker_config", body), read_processor_files(folder)
+    if spec.vision is not None and body.get("downsample_ratio", wanted := 1 / spec.vision.merge) != wanted:
+        msg = f"{path}: downsample_ratio = {body['downsample_ratio']} is not supported; it must be {wanted}"
+        raise ConfigError(msg)
     try:
         return Family(
             spec,
@@ -133,10 +136,11 @@ def _vision(spec: FamilySpec, default: VisionSpec, body: dict[str, Any], files: 
         msg = "vision_config.in_channels must be 3"
         raise ConfigError(msg)
     video = files.video
-    tile = _number(body.get("image_size", default.tile)) if default.tile else 0
-    if tile % (sizes["patch_size"] * sizes["merge_size"]):
-        msg = f"vision_config.image_size = {tile} is no multiple of the pixels of a token"
-        raise ConfigError(msg)
+    tile = (
+        0
+        if not default.tile
+        else _side(body.get("image_size", default.tile), sizes["patch_size"] * sizes["merge_size"])
+    )
     return replace(
         default,
         patch=sizes["patch_size"],
@@ -159,6 +163,15 @@ def _audio(default: AudioSpec, body: dict[str, Any], files: ProcessorFiles) -> A
     files.must_agree(wanted, "audio_config")
     padded = default.padded_seconds
     return replace(default, mels=mels, padded_seconds=float(sound.get("chunk_length", padded)) if padded else 0.0)
+
+
+def _side(size: Any, token: int) -> int:
+    """Return the side of a square image of whole tokens of so many pixels; raises ConfigError for other sizes."""
+    side = _number(size)
+    if side % token or size not in (side, [side, side]):
+        msg = f"vision_config.image_size = {size} is no square of whole tokens, whose side is {token}"
+        raise ConfigError(msg)
+    return side
 
 
 def _number(value: Any) -> int:

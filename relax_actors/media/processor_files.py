@@ -25,6 +25,7 @@ CLASSES = {
 """Known classes by the field that names them."""
 ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "dither": 0.0}
 RESCALE = 1 / 255
+MOST_TILES = 64
 FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 
 
@@ -69,8 +70,14 @@ class ProcessorFiles:
         return int(low), int(high)
 
     def tiles(self, default: tuple[int, int]) -> tuple[int, int]:
-        """Return the least and the most tiles of an image."""
-        return int(self.image.get("min_patches", default[0])), int(self.image.get("max_patches", default[1]))
+        """Return the least and the most tiles of an image; raises ConfigError for too many."""
+        least, most = (
+            int(self.image.get(f"{name}_patches", n)) for name, n in zip(("min", "max"), default, strict=True)
+        )
+        if not 1 <= least <= most <= MOST_TILES:
+            msg = f"{self.where}: min_patches = {least} and max_patches = {most} must lie between 1 and {MOST_TILES}"
+            raise ConfigError(msg)
+        return least, most
 
 
 def read_processor_files(folder: Path) -> ProcessorFiles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 
@@ -55,16 +56,20 @@ def arrangement(height: int, width: int, spec: VisionSpec) -> tuple[int, int]:
 
     Of equally near arrangements the larger one is taken, as long as it has less than twice the pixels of the image.
     """
-    least, most = spec.tiles
-    counts = range(1, most + 1)
-    grids = [(columns, rows) for columns in counts for rows in counts if least <= columns * rows <= most]
     best, nearest = (1, 1), math.inf
-    for columns, rows in sorted(grids, key=math.prod):
+    for columns, rows in _arrangements(*spec.tiles):
         distance = abs(width / height - columns / rows)
         is_filled = width * height > 0.5 * spec.tile**2 * columns * rows
         if distance < nearest or (distance == nearest and is_filled):
             best, nearest = (rows, columns), distance
     return best
+
+
+@cache
+def _arrangements(least: int, most: int) -> list[tuple[int, int]]:
+    """Return the columns and rows of so many tiles, the smaller ones first."""
+    counts = range(1, most + 1)
+    return sorted(((c, r) for c in counts for r in counts if least <= c * r <= most), key=math.prod)
 
 
 def frame_size(height: int, width: int, frames: int, spec: VisionSpec, settings: VideoSection) -> tuple[int, int]:

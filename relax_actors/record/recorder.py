@@ -203,7 +203,7 @@ class Recorder:
         return History(self._connection, self._subjects.table_stream, subject)
 
     def _pages(self, *histories: History) -> Iterator[Cell]:
-        """Yield the cells of histories that were not read yet; subjects that name no cell are left out.
+        """Yield unread cells of histories, without subjects that name no cell.
 
         A history continues behind a page that was read, also after the next page failed: every cell of a page is
         yielded before the next one is read.

@@ -111,7 +111,7 @@ class RowCells:
 
 
 def pack_row(cells: Iterable[RowCell], store: Store) -> bytes:
-    """Return the cells of a row with the arrays that they refer to in the store, as the body of a frame.
+    """Return a row's cells with their stored arrays, as the body of a frame.
 
     Arrays that are lost, and experts of router replay, are left out.
     """
@@ -155,7 +155,7 @@ def _name(reference: TensorRef) -> str:
 
 
 def _arrays_of(data: bytes, resolve: Resolver) -> dict[str, bytes]:
-    """Return the bytes of the arrays of a cell that are in the store, by the names of their references."""
+    """Return the bytes of a cell's stored arrays, by the names of their references."""
     references: list[TensorRef] = []
 
     def collect(reference: TensorRef) -> Any:

@@ -1,4 +1,4 @@
-"""Everything about a row for people and programs: samples, tokens, turns, rewards, and who wrote what when."""
+"""Everything about a row: samples, tokens, turns, rewards, authors and times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OTHER = frozenset({"prompt", "media", "trajectory", "reward", "advantage", "dro
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A cell of the row: its column, the actor that wrote it, when the broker stored it, and where."""
+    """A cell of the row: column, author, time in the broker, and sequence."""
 
     column: str
     author: str
@@ -195,7 +195,7 @@ def _samples(
 
 
 def _of_sample(advantage: Advantage | None, trajectory: Trajectory, i: int) -> float | None:
-    """Return the advantage of a sample, the mean of those of its trained tokens if they have their own."""
+    """Return a sample's advantage, or the mean of its trained tokens' own."""
     if advantage is None:
         return None
     if not _is_by_token(advantage, trajectory):

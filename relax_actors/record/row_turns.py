@@ -1,4 +1,4 @@
-"""Turns of a row's samples, from its turn cells: what the model read and wrote, and the tools that it called."""
+"""Turns of a row's samples, from its turn cells: texts, tokens and tool calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RowTurn:
 
 
 def turns_of(cells: RowCells) -> list[RowTurn]:
-    """Return the turns of a row in the order in which they were written; cells that cannot be read are left out."""
+    """Return a row's turns in the order of writing, without unreadable cells."""
     turns: list[RowTurn] = []
     for name, cell in cells.cells.items():
         if name.startswith("turns."):

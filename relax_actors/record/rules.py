@@ -63,7 +63,7 @@ class Group:
 
 
 def kept_groups(section: RecordSection, seed: int, step: int, groups: Sequence[Group]) -> dict[int, list[str]]:
-    """Return the rows of a step that are kept: index -> names of the rules of [record] that keep it."""
+    """Return a step's kept rows: index -> names of the rules of [record]."""
     scored = sorted((group.reward, group.index) for group in groups if group.reward is not None)
     lowest = {index for _, index in scored[: section.lowest]}
     highest = {index for _, index in scored[max(0, len(scored) - section.highest) :]} if section.highest else set()

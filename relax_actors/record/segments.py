@@ -22,7 +22,7 @@ _SEGMENTS, _LARGEST = 16, 4
 
 
 class Shelf(StrEnum):
-    """Kind of a segment. When the record is full, the oldest segments go first, of the first shelf that has any."""
+    """Kind of a segment; a full record removes the oldest of the first shelf with any."""
 
     ROWS = "rows"
     """Rows kept by `record.every`, `record.share`, `record.highest` or `record.lowest`."""

@@ -1,4 +1,4 @@
-"""Resolve the names in a configuration: registries, entry points of installed packages, dotted paths."""
+"""Names in a configuration: registries, entry points, and dotted paths."""
 
 from relax_actors.registry.registry import Registry
 from relax_actors.registry.role_spec import RoleSpec

@@ -1,4 +1,4 @@
-"""All registries, with the built-in entries: the one line that a new built-in extension adds.
+"""All registries with their built-in entries, one line for each.
 
 Advantage estimators and policy losses are the functions with a spec in their modules, and add no line.
 

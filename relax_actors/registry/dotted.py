@@ -97,7 +97,7 @@ def _import_failed(name: str, where: str, error: BaseException) -> ConfigError:
 
 
 def _line(error: BaseException) -> str:
-    """File and line where an import failed, in parentheses; empty if unknown or part of the error's own text."""
+    """File and line where an import failed, in parentheses; empty if unknown."""
     if isinstance(error, SyntaxError):
         return ""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
@@ -106,7 +106,7 @@ def _line(error: BaseException) -> str:
 
 
 def _modules(package: str) -> list[str]:
-    """Names of the public modules in `package`; of the project's top-level modules if it is empty."""
+    """Names of a package's public modules, or of the project's top-level ones."""
     search = getattr(importlib.import_module(package), "__path__", []) if package else _project_folders()
     return [module.name for module in pkgutil.iter_modules(search) if not module.name.startswith("_")]
 

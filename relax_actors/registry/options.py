@@ -1,4 +1,4 @@
-"""Options of a class that users extend: its annotated attributes, set from a table of the configuration.
+"""Options of a class that users extend: annotated attributes, set from a table.
 
     class GuessNumber(Environment):
         limit: int = 15  # option `limit`
@@ -118,6 +118,6 @@ def _explain(owner: str, error: Any, where: str, options: list[str], unannotated
 
 
 def known_options(name: str, options: Collection[str]) -> str:
-    """Return the remedy for an option that is not known: the option that may be meant, or all of them."""
+    """Return the remedy for an unknown option: a close one, or all of them."""
     close = difflib.get_close_matches(name, options, 1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(options)) or 'none'}"

@@ -58,7 +58,7 @@ class Registry(Generic[T]):
         return paths
 
     def __contains__(self, name: object) -> bool:
-        """Whether a name is built in or registered by an installed package; dotted paths are not looked up."""
+        """Whether a name is built in or registered; dotted paths are not looked up."""
         return name in self.built_in or any(entry.name == name for entry in self._installed())
 
     def names(self) -> list[str]:
@@ -66,7 +66,7 @@ class Registry(Generic[T]):
         return list(dict.fromkeys([*self.built_in, *sorted(entry.name for entry in self._installed())]))
 
     def check(self, name: str, setting: str = "") -> str:
-        """Return `name` if it is registered or has the form of a dotted path; imports no module of a user.
+        """Return `name` if it is registered or a dotted path, without importing it.
 
         Args:
             name: a registered name or a dotted path.
@@ -98,7 +98,7 @@ class Registry(Generic[T]):
         return cast("T", entry)
 
     def check_installed(self) -> None:
-        """Raise ConfigError if installed packages register one name twice, or that of a built-in entry."""
+        """Raise ConfigError if packages register a name twice, or a built-in one."""
         entries: dict[str, EntryPoint] = {}
         for entry in self._installed():
             if entry.name in self.built_in:
@@ -150,7 +150,7 @@ class Registry(Generic[T]):
 
 @cache
 def _entry_points(path: tuple[str, ...]) -> Any:
-    """Entry points of all packages on `path`, which is `sys.path`; reading them takes milliseconds."""
+    """Entry points of all packages on `path`, which is `sys.path`."""
     from importlib.metadata import entry_points  # noqa: PLC0415 most processes look up built-in names only
 
     del path

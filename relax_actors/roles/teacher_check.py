@@ -123,7 +123,7 @@ def _check_writes(role: CheckedTeacher, config: Config) -> Iterator[str]:
 
 
 def _check_shared_gpu(config: Config, setting: str) -> Iterator[str]:
-    """Check that a server of the policy leaves memory of its GPU to that of a teacher that writes."""
+    """Check that the policy's server leaves GPU memory to a teacher that writes."""
     rollout = config.rollout
     if rollout.backend != "sglang" or rollout.sglang.memory_fraction is not None or rollout.device == "cpu":
         return

@@ -26,7 +26,7 @@ def random_generator(seed: int) -> np.random.Generator:
 
 
 def draw(distribution: Distribution, generator: np.random.Generator, count: int = 1) -> Floats:
-    """Draw `[count] float64` from a distribution; raises ConfigError for a recorded run that was not read."""
+    """Draw `[count] float64` from a distribution; raises ConfigError."""
     if distribution.constant is not None:
         return np.full(count, distribution.constant)
     if distribution.values is not None:
@@ -111,7 +111,7 @@ def mean(distribution: Distribution) -> float:
 
 
 def training_seconds(simulate: SimulateSection, seed: int) -> float:
-    """Return the seconds of a step on the trainer's devices; raises ConfigError if neither set nor calibrated."""
+    """Return the seconds of a step on the trainer's devices; raises ConfigError."""
     training = simulate.training
     if training.step is not None:
         return float(draw(training.step, random_generator(seed))[0])

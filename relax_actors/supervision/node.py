@@ -1,7 +1,7 @@
 """Node: the supervisor of one machine, with a pool for each role and a process for each actor.
 
-Started by the run's root as `python -m relax_actors.supervision.node <run folder>`. When a pool gives up, all pools are
-stopped, a report is written, and the root ends the run.
+Started by the run's root through `lean_process`, with the run folder as its argument. When a pool gives up, all pools
+are stopped, a report is written, and the root ends the run.
 """
 
 from __future__ import annotations

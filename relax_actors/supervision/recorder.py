@@ -1,4 +1,4 @@
-"""Process that writes the record of a run, started by its root as `python -m relax_actors.supervision.recorder FOLDER`.
+"""Process that writes the record of a run, started by its root through `lean_process`.
 
 It reads the table as an observer. It may be killed, stopped or missing: no role waits for it, and its failures are
 restarted without a limit.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -39,6 +38,7 @@ from relax_actors.supervision.assignment import Assignment, check_spot, parse, w
 from relax_actors.supervision.desired import needs_restart, with_operations
 from relax_actors.supervision.gpu_leases import check_gpus
 from relax_actors.supervision.launch import Launch
+from relax_actors.supervision.lean_process import lean_command
 from relax_actors.supervision.ownership import OWNER_SECONDS, is_of, is_taken
 from relax_actors.supervision.pools import make_pool, secrets_of
 from relax_actors.supervision.processes import ProcessTree
@@ -250,7 +250,7 @@ class RemoteNode:
             self._halt.wait(POLL_SECONDS)
 
     def _launch(self, config: Config, node: Assignment, _child: str) -> Launch:
-        command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
+        command = lean_command("relax_actors.supervision.node", str(self.folder.root))
         log, box = self.folder.log("node"), self.folder.black_box("node")
         return Launch(command, log, box, self._janitor.environment, secrets_of(config, node.roles))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import sys
 import traceback
 from contextlib import suppress
 from dataclasses import replace
@@ -37,6 +36,7 @@ from relax_actors.supervision.broker_health import BrokerHealth
 from relax_actors.supervision.discard import discard, finish_discarding, has_trained
 from relax_actors.supervision.gpu_leases import check_gpus
 from relax_actors.supervision.launch import Launch
+from relax_actors.supervision.lean_process import lean_command
 from relax_actors.supervision.lost_rows import lost_rows_of
 from relax_actors.supervision.operation_times import OperationTimes
 from relax_actors.supervision.operations import operations_of
@@ -282,11 +282,11 @@ class Root:
             environment = {**self._janitor.environment, **go_settings()}
             return Launch(self._server.command, self._server.log, None, environment, probe=probe, health_check=health)
         if child == RECORDER:
-            command = [sys.executable, "-m", "relax_actors.supervision.recorder", str(self.folder.root)]
+            command = lean_command("relax_actors.supervision.recorder", str(self.folder.root))
             environment = self._janitor.environment
             can_start = self._is_node_ready
             return Launch(command, self.folder.log(child), None, environment, can_start=can_start, hold_stop=True)
-        command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
+        command = lean_command("relax_actors.supervision.node", str(self.folder.root))
         log, box = self.folder.log("node"), self.folder.black_box("node")
         return Launch(command, log, box, self._janitor.environment, secrets_of(self.config, self._node.roles))
 

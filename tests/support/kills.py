@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from tests.support.faults import log_of, wait_for_cell
@@ -14,7 +16,9 @@ T = TypeVar("T")
 
 
 def kill_actors(run: Run, kills: Iterable[tuple[str, str]]) -> None:
-    """Kill each actor once its cell is written; see `stopped_root` and `recorded_death`.
+    """Kill each actor as soon as its cell is written, and wait in the end until the run has recorded all deaths.
+
+    The root is stopped meanwhile, see `stopped_root`: the run cannot end before the last kill.
 
     Args:
         run: the run.
@@ -22,9 +26,15 @@ def kill_actors(run: Run, kills: Iterable[tuple[str, str]]) -> None:
     """
     kills = list(kills)
     wait_for_cell(run, kills[0][0], DEADLINE)
+    expected = Counter(actor for _, actor in kills)
+    for actor in expected:
+        expected[actor] += len(killed(run, actor))
     with stopped_root(run):
         for cell, actor in kills:
-            kill_at(run, actor, cell)
+            wait_for_cell(run, cell, DEADLINE)
+            run.kill(actor)
+        for actor, deaths in expected.items():
+            wait_until(partial(is_recorded, run, actor, deaths), f"{deaths} events of deaths of {actor}", 120)
 
 
 def kill_at(run: Run, actor: str, cell: str) -> None:
@@ -63,6 +73,11 @@ def recorded_death(run: Run, actor: str) -> Iterator[None]:
     before = len(killed(run, actor))
     yield
     wait_until(lambda: len(killed(run, actor)) > before, f"event of the death of {actor}", 120)
+
+
+def is_recorded(run: Run, actor: str, deaths: int) -> bool:
+    """Whether a live run has recorded so many deaths of an actor by SIGKILL."""
+    return len(killed(run, actor)) >= deaths
 
 
 def killed(run: Run, actor: str) -> list[dict[str, Any]]:

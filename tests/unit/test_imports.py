@@ -189,6 +189,15 @@ def test_a_package_that_is_skipped_for_a_library_can_be_imported_by_others(packa
     assert heavy_after(script, (package,)) == [package]
 
 
+@pytest.mark.parametrize("module", ["relax_actors.supervision.node", "relax_actors.supervision.recorder"])
+def test_a_supervisors_process_skips_optional_packages(module: str, tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom contextlib import suppress\nfrom relax_actors.supervision.lean_process import main\n"
+        f"sys.argv[1:] = [{module!r}, {str(tmp_path / 'no run')!r}]\nwith suppress(OSError, SystemExit):\n    main()"
+    )
+    assert heavy_after(script, (module, *HEAVY, "rich", "aiohttp")) == [module]
+
+
 def test_check_imports_neither_an_engine_nor_the_broker_client(tmp_path: Path) -> None:
     heavy = (*HEAVY, "nats", "structlog", "rich.console", "cryptography")
     assert heavy_after(run_command("check", str(DEMO)), heavy, cwd=tmp_path) == []

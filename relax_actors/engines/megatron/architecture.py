@@ -57,7 +57,8 @@ def architecture_of(folder: Path) -> Architecture:
         prefix="model." if spec is None else spec.decoder.prefix,
         rotary_sections=tuple(rotary.get("mrope_section") or ()),
         rotary_interleaved=spec is not None and spec.positions.sections == "interleaved",
-        padding=fields.get("pad_token_id"),
+        # torch counts a negative one from the end.
+        padding=None if (padding := fields.get("pad_token_id")) is None else padding % int(fields["vocab_size"]),
         deepstack_layers=len(deepstack_indexes(whole.to_dict())),
     )
 

@@ -1,4 +1,4 @@
-"""InternVL: an image becomes tiles of one size, and the whole image as one more; positions are those of text."""
+"""InternVL: an image becomes tiles of one size, and a small copy of the whole; positions are those of text."""
 
 from relax_actors.media.families.spec import DecoderSpec, FamilySpec, PositionRule, Processors, VisionSpec
 

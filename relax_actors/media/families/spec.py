@@ -28,7 +28,7 @@ class VisionSpec:
         frames: least and most sampled frames by default.
         image_frames: frames that an image counts as for the bounds of its pixels.
         tile: side of a tile in pixels, where an image becomes tiles of one size; 0 if it is one grid of patches.
-        tiles: least and most tiles of an image; with several, the whole image in the size of a tile is one more.
+        tiles: least and most tiles of an image; with several tiles the whole image, resized to a tile, is added.
     """
 
     patch: int

@@ -85,6 +85,24 @@ def test_families_that_cannot_be_supported_are_refused_with_the_reason(tmp_path:
     assert f"{model_type!r} are not supported: {REFUSED[model_type]}; choose one of" in message(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("fields", "vision", "processor", "words"),
+    [
+        ({"downsample_ratio": 0.25}, {}, {}, "downsample_ratio = 0.25 is not supported; it must be 0.5"),
+        ({}, {"image_size": [32, 16]}, {}, "image_size = [32, 16] is no square of whole tokens"),
+        ({}, {}, {"max_patches": 5000}, "max_patches = 5000 must lie between 1 and 64"),
+    ],
+)
+def test_tiles_of_another_kind_are_refused(
+    tmp_path: Path, fields: dict[str, Any], vision: dict[str, Any], processor: dict[str, Any], words: str
+) -> None:
+    ids = {"image_token_id": 0, "vision_start_token_id": 1, "vision_end_token_id": 2}
+    sizes = {"image_size": [32, 32], "patch_size": [8, 8]} | vision
+    edit(tmp_path, "config.json", model_type="internvl", vision_config=sizes, **ids, **fields)
+    edit(tmp_path, "preprocessor_config.json", **processor)
+    assert words in message(tmp_path)
+
+
 def test_missing_ids_come_from_the_tokenizer(tmp_path: Path) -> None:
     save("qwen3_omni_moe_thinker", tmp_path)
     edit(tmp_path, "config.json", vision_start_token_id=None, audio_end_token_id=None)

@@ -115,7 +115,7 @@ export default function ActorsView({ run, parameters, pulse }) {
     ${waiting.length > 0 && html`<section class="panel"><h3>Who waits for what</h3>
       <ul>${waiting.map(([what, names]) => html`<li key=${what}><b>${what}</b>: ${names.slice(0, 12).join(", ")}${names.length > 12 ? ` and ${names.length - 12} more` : ""}</li>`)}</ul></section>`}
     ${all.length > 0 && html`<${Pick} parameters=${parameters} found=${shown} total=${all.length} measure="time of waiting" />`}
-    ${nodes.map((node) => html`<section class="panel" key=${node.name}>
+    ${nodes.map((node) => html`<section class="panel stack" key=${node.name}>
       ${state.data.live && !node.has_lease && html`<p class="bad">This node has no lease: its supervisor is down, or cut off from the broker.</p>`}
       <${Table} title=${node.name} columns=${state.data.live ? COLUMNS : COLUMNS.filter((column) => OVER.includes(column.name))} rows=${node.actors} id=${(actor) => actor.name} parameters=${parameters} cards><${Machine} node=${node} /><//>
       <${Gpus} node=${node} />

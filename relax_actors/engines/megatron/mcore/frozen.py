@@ -51,6 +51,8 @@ def freeze_padding(model: Any, padding: int) -> None:
 
 
 def _without_gradient(padding: int, layer: Any, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
+    if not embedded.requires_grad:
+        return embedded
     (tokens,) = inputs
     if layer.reduce_scatter_embeddings:  # `[length / ranks, rows, hidden]`, with sequence parallelism
         ranks = parallel_state.get_tensor_model_parallel_world_size()
