@@ -120,6 +120,11 @@ class ConsoleRun:
             self._use()
             return self.picture
 
+    async def read_ahead(self) -> None:
+        """Read the run before anybody asks; the first request still reads what is new. Raises as `connection`."""
+        await self.refresh()
+        self._read = float("-inf")
+
     async def _take_news(self, connection: Connection) -> bool:
         """Add what is new to the picture; return False if a stream was created again, as by `relax up --fresh`."""
         picture = self.picture

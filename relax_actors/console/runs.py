@@ -55,7 +55,7 @@ class ConsoleRuns:
         """
         STARTS.set(False)
         with suppress(RelaxError):  # the next request reports the error
-            await self._runs[self.first].refresh()
+            await self._runs[self.first].read_ahead()
 
     async def watch(self) -> None:
         """Release runs that are over and that nobody looks at; runs until it is cancelled."""
