@@ -165,5 +165,6 @@ def test_killed_evaluator_repeats_its_requests_and_every_version_is_evaluated(ma
     assert code == 0, said
     assert result["trained"] == 32
     story = story_of(run)
+    assert len([event for event in story.of("crashed") if event["role"] == "evaluator"]) >= 4
     scored = {version: cell["rows"] for version, cell in story.values("evaluation").items()}
     assert scored == dict.fromkeys((0, 2, 4, 6, 8), 6)

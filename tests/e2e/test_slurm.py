@@ -31,7 +31,7 @@ SETTINGS = (
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """File without which the job makes no step."""
+    """A file: the job makes steps as long as it exists."""
     gate = tmp_path / "gate"
     gate.touch()
     monkeypatch.setenv("GATE", str(gate))

@@ -164,7 +164,7 @@ def wait_for_cell(run: Run, subject: str, deadline: float = 120.0) -> None:
 
 
 def has_written(run: Run, subject: str) -> bool:
-    """Whether a live run has written a cell, even if the cell was removed with its step."""
+    """Whether a live run has written a cell, or is beyond its step: the cell may have been removed with it."""
     kind, step, *_ = subject.split(".")
     later = [f"weights.{int(step) + 1}"] if kind == "group" else []
     return any(run.table.get_all(f"relax.{run.name}.{name}" for name in (subject, *later)))

@@ -197,23 +197,23 @@ class Run:
         After SIGKILL the process has ended: a second kill of the same actor hits its next incarnation. A run that ends
         before fails the test.
         """
-        descriptor = -1
 
         def signalled() -> int | None:
-            nonlocal descriptor
             if (pid := find()) is None:
                 assert self.is_up, f"the run ended before {what} had a process; give it more steps"
                 return None
             with suppress(ProcessLookupError):
                 descriptor = os.pidfd_open(pid)
-                signal.pidfd_send_signal(descriptor, number)
+                try:
+                    signal.pidfd_send_signal(descriptor, number)
+                    if number == signal.SIGKILL:
+                        wait_for_end(descriptor)
+                finally:
+                    os.close(descriptor)
                 return pid
             return None
 
         pid: int = wait_until(signalled, f"process of {what}")
-        if number == signal.SIGKILL:
-            wait_for_end(descriptor)
-        os.close(descriptor)
         return pid
 
     @property
