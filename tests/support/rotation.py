@@ -88,9 +88,17 @@ def keep(config: pytest.Config, items: list[pytest.Item], names: tuple[str, ...]
     """Deselect tests that are in the list, or those that are not.
 
     Raises:
-        pytest.UsageError: a name of the list is the beginning of no file's name, so that the list is out of date.
+        pytest.UsageError: a name of the list is that of no file, or of no test of a collected file, so that the list is
+            out of date.
     """
-    missing = [name for name in names if not Path(config.rootpath, name.split("::", 1)[0]).exists()]
+    tests = {item.nodeid.split("[", 1)[0] for item in items}
+    collected = {test.split("::", 1)[0] for test in tests}
+    missing = [
+        name
+        for name in names
+        if not Path(config.rootpath, name.split("::", 1)[0]).exists()
+        or (name.split("::", 1)[0] in collected and not any(t.startswith(name.split("[", 1)[0]) for t in tests))
+    ]
     if missing:
         msg = f"no such test: {', '.join(missing)}; correct the list"
         raise pytest.UsageError(msg)

@@ -68,3 +68,12 @@ def test_skipped_tests_and_files_are_recorded_and_can_be_run_alone(
     ran = order("--unlisted", "skipped.txt")[0]
     assert "test_it" in ran
     assert "test_now" not in ran
+
+
+def test_a_list_that_names_a_test_that_has_moved_is_refused(
+    order: Order, pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = next(path.name for path in pytester.path.glob("test_*.py"))
+    (pytester.path / "list.txt").write_text(f"{file}::test_first\n{file}::test_moved[0]\n")
+    assert order("--listed", "list.txt")[0] == []
+    assert "test_moved[0]" in capsys.readouterr().err
