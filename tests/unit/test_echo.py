@@ -107,7 +107,10 @@ def test_step_without_observations_is_trained_as_without_the_term() -> None:
     rows = rows_of((("tt",), ("t",)))
     found = with_auxiliary_terms(rows, AlgorithmSection(observation_nll=0.1))
     assert all(sample.observed is None for sample in found.samples())
-    assert [sample.trained for sample in replace(found, observation=0.5).samples()] == [2, 1]
+    assert [sample.trained for sample in replace(found, terms=replace(found.terms, observation=0.5)).samples()] == [
+        2,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(
