@@ -122,7 +122,7 @@ class Histories:
         self._parts = [_Part(History(connection, stream, subject)) for subject in subjects]
         self._all = History(connection, stream, ">")
         self._end: int | None = None
-        """Sequence up to which the present calls read; None if the last call read all."""
+        """Sequence up to which calls read now; None after a call that read everything."""
         self.has_more = True
         """Whether further messages were stored at the last call."""
 

@@ -159,7 +159,7 @@ class OrderedConsumer:
                 await asyncio.sleep(0.05)
 
     async def read_all(self, *, caught_up: bool = True) -> list[Msg]:
-        """Return the stream's messages and close; with `caught_up` also those that arrive."""
+        """Return the stream's messages and close; with `caught_up`, new messages as well."""
         collected: list[Msg] = []
         try:
             async for messages in self.batches(tick=0.5):

@@ -115,7 +115,7 @@ class SegmentWriter:
         return TensorRef(uri, offset, array.nbytes, kind, array.shape, checksum(data))
 
     def close(self) -> bool:
-        """Write the segments; False if there are none. Raises StoreFullError."""
+        """Write the segments, and return whether there were any. Raises StoreFullError."""
         for segment in self._segments:
             self._write(segment.uri, segment.parts())
         return bool(self._segments)

@@ -15,7 +15,7 @@ PARTS = 8
 
 
 def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
-    """Return `size` numbers, 1,000 if it is not set, whose first digit is the answer; or those that are held out."""
+    """Return `size` numbers (by default 1,000), whose first digit is the answer; `held_out` ones are never trained."""
     numbers = [f"{number:02}" for number in range(100)]
     own = [number for number in numbers if (zlib.crc32(number.encode()) % PARTS == 0) == held_out]
     drawn = own if held_out else np.random.default_rng(seed).choice(own, size or 1000).tolist()

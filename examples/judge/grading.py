@@ -13,7 +13,7 @@ PARTS = 8
 
 
 def tasks(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
-    """Return `size` random numbers, or those that are held out; the first digit is to be repeated three times."""
+    """Return `size` random numbers, whose first digit is to be repeated; `held_out` ones are never trained."""
     own = _numbers(held_out=held_out)
     drawn = own[:size] if held_out else _drawn(own, size, seed)
     return [Task(f"{number}>", number[0] * TIMES) for number in drawn]

@@ -1,4 +1,4 @@
-"""Numbers of whole samples and the step that a loss needs beforehand.
+"""Numbers of whole samples and of the step, which a loss needs before its micro-batches.
 
 A forward pass over the sequences of a step, without gradient, yields one `SequenceRecord` for each sequence. From the
 records of all sequences, in the order of the step, follow the sums over samples and over the step and the choice of

@@ -81,7 +81,11 @@ def checked_state(state: Any) -> bytes | None:
 
 
 def messages_of(observation: Any, method: str = "step()") -> list[dict[str, Any]]:
-    """Convert an observation to chat messages, an empty text to none; may raise."""
+    """Convert an observation to chat messages, an empty text to none.
+
+    Raises:
+        EnvironmentFaultError: it is neither a text nor messages.
+    """
     if isinstance(observation, str):
         return [{"role": "user", "content": _text(observation, method)}] if observation else []
     if isinstance(observation, Mapping):

@@ -57,7 +57,7 @@ def number_of(value: Any) -> int:
 
 
 def ask(kind: str, number: int, name: str, arguments: Any, keywords: Any) -> Any:
-    """Ask the program for a value; raises its error, of Python's own type if possible."""
+    """Ask the program for a value; raises its error: one of Python's own types, else RuntimeError."""
     channel.send([kind, number, name, packed(arguments, number_of), packed(keywords, number_of)])
     reply = channel.receive()
     if reply[0] == "value":
