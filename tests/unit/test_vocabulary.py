@@ -129,7 +129,7 @@ def test_float32_chunks_equal_all_logits_at_once_to_rounding_and_repeat_bit_for_
         return [logprobs.detach(), entropies.detach(), *gradients]
 
     whole, chunked = results(1 << 26), results(7 * 301)
-    torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-5)
     assert all(torch.equal(*pair) for pair in zip(chunked, results(7 * 301), strict=True))
 
 

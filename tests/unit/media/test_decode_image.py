@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ from tests.support.messages import assert_says
 from tests.support.tiny_media_models import HALF_TURNED, TEXT, TILES, VISION_GLM
 
 PICTURE = picture()
+
+needs_torchvision = pytest.mark.skipif(
+    find_spec("torchvision") is None, reason="without torchvision transformers resizes with Pillow: make sglang"
+)
 
 
 def decoded(data: bytes, limits: LimitsSection | None = None) -> np.ndarray:
@@ -119,6 +124,7 @@ def test_image_of_an_animation_is_its_first_frame() -> None:
     assert np.abs(pixels.astype(int) - PICTURE).mean() < 12
 
 
+@needs_torchvision
 @pytest.mark.parametrize("size", [(40, 30), (9, 5), (300, 200), (61, 911)])
 def test_images_and_positions_of_glm4v_are_those_of_transformers(tmp_path: Path, size: tuple[int, int]) -> None:
     theirs: Any = transformers
@@ -151,6 +157,7 @@ def test_images_and_positions_of_glm4v_are_those_of_transformers(tmp_path: Path,
         process(image_file(image, "PNG"), "video", of, MediaSection())
 
 
+@needs_torchvision
 @pytest.mark.parametrize("size", [(40, 30), (9, 5), (300, 200), (61, 911), (128, 64)])
 def test_tiles_of_internvl_are_those_of_transformers(tmp_path: Path, size: tuple[int, int]) -> None:
     theirs: Any = transformers
