@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -115,11 +116,15 @@ class History:
 class Histories:
     """Reads the stored messages of several subjects of a stream, in stream order.
 
-    The subjects may have wildcards, and match no message in common. The connection's user needs `allow_history`.
+    The subjects may have wildcards, and match no message in common. Those in `starts` are read from a sequence on. The
+    connection's user needs `allow_history`.
     """
 
-    def __init__(self, connection: Connection, stream: str, subjects: list[str]) -> None:
-        self._parts = [_Part(History(connection, stream, subject)) for subject in subjects]
+    def __init__(
+        self, connection: Connection, stream: str, subjects: list[str], starts: Mapping[str, int] | None = None
+    ) -> None:
+        begins = starts or {}
+        self._parts = [_Part(History(connection, stream, subject, begins.get(subject, 1))) for subject in subjects]
         self._all = History(connection, stream, ">")
         self._end: int | None = None
         """Sequence up to which calls read now; None after a call that read everything."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +72,7 @@ class Console:
         STARTS.set(PULSE not in request.headers)
         query = Query(run, dict(request.query_params), self._runs.names())
         answer = await ANSWERS.load(name, "")(query)
-        body = asdict(answer) if is_dataclass(answer) and not isinstance(answer, type) else answer
-        return answer if isinstance(answer, Response) else Response(encoded(body), media_type="application/json")
+        return answer if isinstance(answer, Response) else Response(encoded(answer), media_type="application/json")
 
     async def _log(self, request: Request) -> Response:
         run = await self._runs.get(request.query_params.get("run", ""))

@@ -52,9 +52,9 @@ class Figures:
 
     def take(self, message: LogMessage) -> None:
         """Record the figures of a message; others and false claims are ignored."""
-        if message.claim or (scalars := message.scalars()) is None:
+        if message.claim or (figures := message.figures()) is None:
             return
-        step, values = scalars
+        step, names, values = figures
         if not 0 <= step <= self._steps:
             return
         if message.kind == "step":
@@ -64,13 +64,14 @@ class Figures:
         if step <= self._furthest.get(message.kind, -1) or self._waiting >= MAX_WAITING or len(self._new) >= MAX_NAMES:
             self._settle()
         self._furthest[message.kind] = max(step, self._furthest.get(message.kind, -1))
-        self._new.setdefault(tuple(values), []).append((step, tuple(values.values())))
+        self._new.setdefault(names, []).append((step, values))
         self._waiting += 1
 
     def _settle(self) -> None:
         """Write new figures into the arrays: those of many messages at once, since single numbers take NumPy longer."""
         for names, messages in self._new.items():
-            steps, table = np.array([step for step, _ in messages]), np.array([values for _, values in messages])
+            steps = np.array([step for step, _ in messages])
+            table = np.array([values for _, values in messages], np.float64)
             for name, values in zip(names, table.T, strict=True):
                 if name not in self._values and len(self._values) >= MAX_NAMES:
                     continue

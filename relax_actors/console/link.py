@@ -13,6 +13,8 @@ import json
 import secrets
 import socket
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from broker.files import write_private
@@ -22,6 +24,7 @@ HOST = "127.0.0.1"
 LINK_VARIABLE = "RELAX_CONSOLE_LINK"
 """Environment variable in which `relax up` hands its link to its console; the file may be that of a later console."""
 TOKEN_BYTES = 24
+MAX_PROOF_BYTES = 256
 PROOF_SECONDS = 10.0
 """Time for a console to prove that it holds the token; the first request starts its process."""
 
@@ -65,16 +68,17 @@ def proof(token: str, port: int, nonce: str) -> str:
 
 def is_console(link: Link) -> bool:
     """Whether the console of a link listens at its port, and not the process of another user."""
-    import httpx  # noqa: PLC0415 `relax up` needs no client
-
     nonce = secrets.token_urlsafe(TOKEN_BYTES)
-    address = f"http://{HOST}:{link.port}/proof"
+    connection = HTTPConnection(HOST, link.port, timeout=PROOF_SECONDS)
     try:
-        answer = httpx.get(address, params={"nonce": nonce}, timeout=PROOF_SECONDS, trust_env=False)
-    except httpx.HTTPError:
+        connection.request("GET", f"/proof?nonce={nonce}")
+        answer = connection.getresponse()
+        status, content = answer.status, answer.read(MAX_PROOF_BYTES)
+    except (OSError, HTTPException):
         return False
-    expected = proof(link.observer, link.port, nonce)
-    return answer.status_code == httpx.codes.OK and hmac.compare_digest(answer.content, expected.encode())
+    finally:
+        connection.close()
+    return status == HTTPStatus.OK and hmac.compare_digest(content, proof(link.observer, link.port, nonce).encode())
 
 
 def write_redirect(folder: Path, url: str) -> str:

@@ -83,7 +83,7 @@ class Picture:
         """Newest figures of the process of each trainer and critic, whose last message is mostly that of a step."""
         self.operations = History()
         self.finished = False
-        self.table_sequence = self.log_sequence = 0
+        self.log_sequence = 0
 
     @staticmethod
     def columns(subjects: Subjects) -> list[str]:
@@ -99,7 +99,6 @@ class Picture:
 
     def take_cell(self, cell: Cell) -> None:
         """Record a cell."""
-        self.table_sequence = cell.sequence
         try:
             cell_id = self.subjects.parse(cell.subject)
         except SubjectError:

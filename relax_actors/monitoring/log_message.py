@@ -7,10 +7,13 @@ that says something else makes a false claim: it is counted and shown, and count
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Self
 
 from broker.subjects import NAME
@@ -24,6 +27,7 @@ EVENT_TOKENS, METRIC_TOKENS = 6, 5
 """Tokens of `relax.<run>.event.<role>.<n>.<kind>` and of `relax.<run>.metric.<role>.<n>`."""
 _NUMBERS, _MOST = frozenset((int, float, bool)), sys.float_info.max
 """Types of a number in JSON, and the largest one that is finite."""
+_PLAIN = (str, int, float)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 AUTHORS = {
     "finished": ("run",),
@@ -65,13 +69,8 @@ class LogMessage:
     @classmethod
     def parse(cls, subject: str, data: bytes) -> Self | None:
         """Parse a message; None unless it is an event or metric of valid size."""
-        tokens = subject.split(".")
-        is_event = tokens[2:3] == ["event"]
-        if len(tokens) != (EVENT_TOKENS if is_event else METRIC_TOKENS) or tokens[2] not in ("event", "metric"):
-            return None
-        run, role, n = tokens[1], tokens[3], tokens[4]
-        names = [run, role, *tokens[5:]]
-        if len(data) > MAX_BYTES or not _NUMBER.fullmatch(n) or not all(NAME.fullmatch(name) for name in names):
+        origin = _origin(subject)
+        if origin is None or len(data) > MAX_BYTES:
             return None
         try:
             body = json.loads(data)
@@ -79,8 +78,9 @@ class LogMessage:
             return None
         if not isinstance(body, dict):
             return None
-        kind = tokens[5] if is_event else _text(body.get("kind", ""))
-        return cls(run, role, n, kind, body, is_event, _claim(role, n, kind, body))
+        run, role, n, event = origin
+        kind = _text(body.get("kind", "")) if event is None else event
+        return cls(run, role, n, kind, body, event is not None, _claim(role, n, kind, body))
 
     @property
     def sender(self) -> str:
@@ -97,6 +97,19 @@ class LogMessage:
                     break
         return found
 
+    def figures(self) -> tuple[int, tuple[str, ...], tuple[float, ...]] | None:
+        """Return a step with the names and values of `scalars`; fast for messages with the same fields."""
+        body, step = self.body, self.body.get("step")
+        if self.kind in ("step", "critic") and not self.is_event and type(step) is int and "version" not in body:
+            names, read = _reader(self.kind, tuple(body), tuple(map(type, body.values())))
+            values = () if read is None else read(body)
+            with suppress(OverflowError):
+                if read is not None and math.isfinite(sum(values)) and abs(step) < MAX_STEP:
+                    return step, names, values
+        if (scalars := self.scalars()) is None:
+            return None
+        return scalars[0], tuple(scalars[1]), tuple(scalars[1].values())
+
     def scalars(self) -> tuple[int, dict[str, float]] | None:
         """Return a step and its scalars, for charts over optimizer steps.
 
@@ -112,6 +125,27 @@ class LogMessage:
         if self.kind == "evaluated" and self.is_event and {"version", "reward"} <= numbers.keys():
             return int(numbers["version"]), {"eval/reward": numbers["reward"]}
         return None
+
+
+@lru_cache(maxsize=4096)
+def _origin(subject: str) -> tuple[str, str, str, str | None] | None:
+    """Return run, role, number, and kind of an event or None of a metric; None for other subjects."""
+    tokens = subject.split(".")
+    is_event = tokens[2:3] == ["event"]
+    if len(tokens) != (EVENT_TOKENS if is_event else METRIC_TOKENS) or tokens[2] not in ("event", "metric"):
+        return None
+    run, role, n = tokens[1], tokens[3], tokens[4]
+    if not _NUMBER.fullmatch(n) or not all(NAME.fullmatch(name) for name in (run, role, *tokens[5:])):
+        return None
+    return run, role, n, tokens[5] if is_event else None
+
+
+@lru_cache(maxsize=256)
+def _reader(kind: str, names: tuple[str, ...], types: tuple[type, ...]) -> tuple[tuple[str, ...], Any]:
+    """Return the names of the figures of a step, and what reads their values from a body with these fields."""
+    found = [name for name, own in zip(names, types, strict=True) if own in _NUMBERS and _is_measurement(name)]
+    found = [name for name in found[:MAX_NUMBERS] if name != "step"]
+    return tuple(_figure(kind, name) for name in found), (itemgetter(*found) if len(found) > 1 else None)
 
 
 @lru_cache(maxsize=4096)
@@ -139,4 +173,4 @@ def _claim(role: str, n: str, kind: str, body: dict[str, Any]) -> str:
 
 def _text(value: object) -> str:
     """Return the text of a field that should be a name or a number; of another value, its type."""
-    return str(value)[:MAX_NAME] if isinstance(value, str | int | float) else type(value).__name__
+    return str(value)[:MAX_NAME] if isinstance(value, _PLAIN) else type(value).__name__

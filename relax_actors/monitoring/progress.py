@@ -40,6 +40,8 @@ class Progress:
         curve: steps with their mean rewards or losses; a replayed step is in it once.
         supervised: by supervisor, the restarts of its children, as `relax tree` shows them.
         ended_supervisors: restarts that supervisors had counted before they were restarted themselves, by process.
+        announced_restarts: restarts by actor as their events say; supervisors report their counts once a second, so at
+            the end of a run the last of them are known from their events alone.
         failures: failures of rows and processes.
         finished: whether the run reported its end.
         notice: what the whole run waits for, except for what its events report; empty if nothing.
@@ -61,6 +63,7 @@ class Progress:
     last_seen: dict[str, float] = field(default_factory=dict)
     supervised: dict[str, dict[str, int]] = field(default_factory=dict)
     ended_supervisors: Counter[str] = field(default_factory=Counter)
+    announced_restarts: Counter[str] = field(default_factory=Counter)
     failures: FailureCounts = field(default_factory=FailureCounts)
     evals: dict[int, float] = field(default_factory=dict)
     events: deque[str] = field(default_factory=lambda: deque(maxlen=5))
@@ -103,6 +106,8 @@ class Progress:
             self.stall = time.monotonic(), printable(f"the table is {full_table(body)}")[:200]
         if recent:
             self.failures.take(event)
+            if kind == "restarted" and _has_room(self.announced_restarts, event):
+                self.announced_restarts[event.sender] += 1
             if kind == "crashed" and _has_room(self.crashed, event):
                 self.crashed.add(event.sender)
             if text := sentence(event) or self._recovery(event):
@@ -182,7 +187,7 @@ class Progress:
         restarts = self.ended_supervisors.copy()
         for children in self.supervised.values():
             restarts.update({name: n for name, n in children.items() if n > 0})
-        return dict(restarts)
+        return dict(restarts | self.announced_restarts)  # of Counters, the larger number of each
 
     @property
     def steps_per_second(self) -> float:

@@ -90,6 +90,17 @@ class Ledger:
         # Trained rows whose prompt was not observed.
         self._unadmitted: set[RowId] = set()
         self._violations: list[str] = []
+        # First step whose batch is checked, and the rows that the steps below it trained.
+        self._checked, self._trained_below = 0, 0
+
+    def skip_batches(self, floor: int, trained: int) -> None:
+        """Check no batches of the steps below a floor: the observer has not read them yet.
+
+        Args:
+            floor: floor of a checkpoint; 0 to check all batches.
+            trained: rows that the steps below it trained, by the totals of the checkpoint.
+        """
+        self._checked, self._trained_below = floor, trained
 
     def observe(self, cell: CellId, value: Batch | Checkpoint | None = None) -> bool:
         """Record one cell.
@@ -280,8 +291,9 @@ class Ledger:
         violations = self._violations + [f"{row} was trained but never admitted" for row in sorted(self._unadmitted)]
         if account.admitted != ended + account.in_flight:
             violations.append(f"admitted {account.admitted} is not {ended} ended + {account.in_flight} in flight")
-        violations += [f"step {s} has weights but no batch" for s in range(self.version or 0) if s not in self.batches]
-        trained = sum(len(batch.rows) for batch in self.batches.values())
+        checked = range(self._checked, self.version or 0)
+        violations += [f"step {step} has weights but no batch" for step in checked if step not in self.batches]
+        trained = self._trained_below + sum(len(b.rows) for step, b in self.batches.items() if step >= self._checked)
         if trained != account.trained:
             violations.append(f"batches name {trained} rows, {account.trained} are trained")
         return violations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from relax_actors.console.guard import Tokens
 from relax_actors.console.run import ConsoleRun
 from relax_actors.console.runs import ConsoleRuns
 from relax_actors.devices.machine import GpuUse, MachineUse
-from relax_actors.messages import Batch, Dropped
+from relax_actors.messages import Batch, Checkpoint, Dropped, Prompt
+from relax_actors.messages.cells import RowCounts
 from tests.support.consoles import ROWS, WrittenRun
+from tests.support.consoles import TOKENS as PROMPT
 from tests.support.recorded_runs import recorded_machine
 from tests.support.running import wait_until
 
@@ -121,6 +123,47 @@ def test_curves_of_a_long_run_are_thinned_out(tmp_path: Path) -> None:
 
     asked(run, work)
     run.stop()
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> Iterator[WrittenRun]:
+    """A run of 400 steps; a checkpoint covers the first 380, and its cells say so."""
+    run = WrittenRun(tmp_path, steps=1000)
+    run.train(range(400))
+    totals = RowCounts(admitted=380 * ROWS, trained=380 * ROWS)
+    run.table.put(run.subjects.numbered("checkpoint", 390), Checkpoint(390, "checkpoints/1", "f", 380, totals))
+    run.table.put(run.subjects.cell(RowId(400, 0), "prompt"), Prompt("3+4=", PROMPT, "7", {}, 1, 400))
+    yield run
+    run.stop()
+
+
+def test_long_run_is_read_from_its_checkpoint_on_and_then_whole(long_run: WrittenRun) -> None:
+    async def work(get: Get) -> None:
+        run, ledger = await get("run"), await get("ledger")
+        assert (run["step"], run["account"]["trained"], run["account"]["in_flight"]) == (400, 400 * ROWS, 1)
+        assert (run["seconds"], run["steps_per_second"]) == (399.0, 1.0), "of all steps"
+        assert (ledger["adds_up"], ledger["account"]["violations"]) == (True, [])
+        weights = await get("weights")
+        assert (weights["count"], weights["versions"][-1]["version"]) == (401, 0)
+        assert (await get("rows?step=3"))["batch"]["reward"] == 0.5
+        assert (await get("ledger"))["account"] == ledger["account"]
+
+    asked(long_run, work)
+
+
+def test_missing_batch_below_the_checkpoint_is_found_in_the_end(long_run: WrittenRun) -> None:
+    (cell,) = long_run.table.get_all([long_run.subjects.numbered("batch", 7)])
+    assert cell is not None
+    long_run.table.remove([cell])
+
+    async def work(get: Get) -> None:
+        assert (await get("ledger"))["adds_up"], "what a checkpoint covers is read later"
+        async with asyncio.timeout(20):
+            while (await get("ledger"))["adds_up"]:  # noqa: ASYNC110 nobody asks for it
+                await asyncio.sleep(0.05)
+        assert "step 7 has weights but no batch" in (await get("ledger"))["account"]["violations"]
+
+    asked(long_run, work)
 
 
 def test_open_page_of_a_run_that_ended_keeps_nobody_from_resuming_it(written: WrittenRun) -> None:

@@ -79,13 +79,14 @@ def test_state_has_a_link_keys_and_files(browser: Any, console: ServedConsole) -
     page = watched.page
     page.keyboard.press("3")
     page.get_by_role("heading", name="Weights").wait_for()
-    assert page.url.endswith("#/weights")
+    page.wait_for_url("**/#/weights")
     for key in "687905432":  # views that arrive late do not take the place of the last one
         page.keyboard.press(key)
     page.get_by_role("heading", name="Actors").wait_for()
     page.goto(f"{console.url}/#/run?from=2&to=5&smooth=0.5")
     page.get_by_role("button", name="Show all steps").wait_for()
     chart = page.get_by_role("region", name="chart of step/reward")
+    chart.get_by_role("img", name="newest values: seen: 0.505").wait_for()  # until then it shows all steps
     with page.expect_download() as download:
         chart.get_by_role("button", name="save step/reward as JSON").click()
     saved = json.loads(Path(download.value.path()).read_text())
@@ -116,7 +117,7 @@ def test_step_is_chosen_in_a_chart_and_leads_to_its_rows(browser: Any, console: 
     page.mouse.up()
     page.mouse.move(box["x"] + box["width"], top - 100)
     chart.get_by_text("step 3", exact=True).wait_for()
-    assert page.url.endswith("#/run?at=3")
+    page.wait_for_url(lambda url: url.endswith("#/run?at=3"))
     page.get_by_role("link", name="Held-out answers").click()
     page.get_by_role("heading", name="Answers of version 3").first.wait_for()
     page.go_back()
@@ -126,7 +127,7 @@ def test_step_is_chosen_in_a_chart_and_leads_to_its_rows(browser: Any, console: 
     watched.show("#/run?at=5", "seen 0.505")
     page.get_by_role("button", name="Clear").click()
     page.get_by_role("link", name="Held-out answers").wait_for(state="detached")
-    assert page.url.endswith("#/run")
+    page.wait_for_url("**/#/run")
     watched.check()
 
 
@@ -194,7 +195,7 @@ def test_page_takes_the_new_link_of_a_console_that_was_started_again(
     page.get_by_text("has a new link").wait_for()
     page.goto(console.link)  # only the fragment differs, so the page stays
     page.get_by_text("has a new link").wait_for(state="detached")
-    assert page.url.endswith("#/actors")
+    page.wait_for_url("**/#/actors")
     run.train(range(8, 9))
     watched.show("#/run", "9 of 100")
     assert watched.foreign == []

@@ -12,6 +12,7 @@ from tests.support.browsers import needs_browser, opened
 from tests.support.consoles import ServedConsole, WrittenRun
 from tests.support.hostile_markup import PAYLOADS
 from tests.support.media_files import image_file, picture
+from tests.support.running import wait_until
 from tests.support.shown_rows import quarantine, stored_medium, write_batch, write_row
 
 pytestmark = [needs_browser, pytest.mark.slow]
@@ -44,9 +45,9 @@ def test_rows_are_followed_from_the_step_to_a_token(browser: Any, console: Serve
     page.get_by_role("heading", name="group.0.1").wait_for()
     page.get_by_text("trained by step 0; from the table").wait_for()
     page.get_by_role("img", name="image cat.png").wait_for()
-    assert page.evaluate("document.querySelector('.medium img').naturalWidth") == 80
+    wait_until(lambda: page.evaluate("document.querySelector('.medium img').naturalWidth") == 80, "the image")
     strip = page.locator("pre.strip span")
-    assert strip.count() == 16
+    wait_until(lambda: strip.count() == 16, "all tokens")
     strip.nth(9).click()
     page.get_by_text("token 9, id 5, version 0, trained").wait_for()
     for by, classes in (("advantage", "s6"), ("version", "v0"), ("mask", "trained")):

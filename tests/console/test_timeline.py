@@ -108,12 +108,13 @@ def test_drag_and_wheel_change_the_link_once(browser: Any, written: WrittenRun) 
         page.mouse.move(middle - 100, top, steps=150)
         assert page.evaluate("[window.replaced, location.hash.includes('from=')]") == [0, False]
         page.mouse.up()
-        assert page.evaluate("[window.replaced, location.hash.includes('from=')]") == [1, True]
+        wait_until(lambda: page.evaluate("location.hash.includes('from=')"), "the place in the link")
+        assert page.evaluate("window.replaced") == 1
         dragged = page.evaluate("location.hash")
         page.evaluate(WHEEL, middle)
         wait_until(lambda: page.evaluate("location.hash") != dragged, "the zoom in the link")
         assert page.evaluate("window.replaced") == 2
-        assert page.locator("canvas").get_attribute("aria-label") != whole
+        wait_until(lambda: page.locator("canvas").get_attribute("aria-label") != whole, "the zoomed timeline")
         watched.check()
     finally:
         console.stop()

@@ -21,6 +21,7 @@ from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.permissions import OPERATOR
+from broker.process import spawn
 from broker.store import Store
 from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
@@ -154,14 +155,16 @@ class ServedConsole:
         """Start the process, and wait for its link."""
         shown = [] if "--demo" in self._options else [self.name]
         command = [sys.executable, "-m", "relax_actors.cli.main", "console", *shown, "--no-open", *self._options]
-        self.process = subprocess.Popen(
-            command, cwd=self.cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        output, log = os.pipe()
+        try:
+            self.process = spawn(command, cwd=self.cwd, log=log)  # ends with this process, however that ends
+        finally:
+            os.close(log)
+        self._output = os.fdopen(output)
+        line = self._output.readline()
         self.shown = time.monotonic()
         match = re.fullmatch(rf"console of run {self.name}: (http://127\.0\.0\.1:(\d+))/#token=(\S+)\n", line)
-        assert match, line + (self.process.stdout.read() if self.process.poll() is not None else "")
+        assert match, line + (self._output.read() if self.process.poll() is not None else "")
         self.link, self.url, self.token = line.partition(": ")[2].strip(), match[1], match[3]
         wait_until(self.answers, "console")
 
@@ -189,15 +192,16 @@ class ServedConsole:
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait(20)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._output.close()
 
     def stop(self) -> str:
         """End the process in order; return what it wrote."""
-        if self.process.stdout is not None and self.process.stdout.closed:
+        if self._output.closed:
             return ""
         self.process.terminate()
-        return self.process.communicate(timeout=30)[0]
+        self.process.wait(30)
+        with self._output:
+            return self._output.read()
 
 
 class LinkedConsole:

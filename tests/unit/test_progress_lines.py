@@ -96,6 +96,15 @@ def test_restarts_survive_the_restart_of_the_supervisor_that_counted_them() -> N
     assert "5 restarts: reward.0 3" in shown(progress)
 
 
+def test_restart_counts_before_its_supervisor_reports_it() -> None:
+    progress = Progress("x", 10)
+    progress.take(event("restarted", "reward", starts=2), recent=False)
+    progress.take(event("restarted", "reward", starts=2))
+    assert progress.restarted == {"reward.0": 1}
+    progress.take(metric("node", kind="supervision", restarts={"reward.0": 1, "trainer.0": 1}))
+    assert progress.restarted == {"reward.0": 1, "trainer.0": 1}
+
+
 HALF = {"node.0": {"children": {"a.0": {"phase": "ready"}, "b.0": {"phase": "starting"}}}}
 IMPORTING = {"node.0": {"children": {"b.0": {"phase": "backing_off"}}, "zygote": {"phase": "importing"}}}
 NODE = {"node.0": {"children": {"trainer.0": {"phase": "ready"}, "rollout.0": {"phase": "ready"}}}}

@@ -77,7 +77,7 @@ class AnatomyAnswer:
 async def answer(query: Query) -> AnatomyAnswer:
     """Return the lanes of parameter `step`, by default of the newest step that has a batch."""
     run = query.run
-    picture = await run.refresh()
+    picture = await run.refresh(whole=True)
     newest = max(picture.ledger.batches, default=None)
     step = query.number("step", newest)
     if step is None:

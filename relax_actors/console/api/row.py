@@ -72,7 +72,7 @@ async def row_of(query: Query) -> tuple[RowId, RowCells]:
     except SubjectError as error:
         raise RequestError(400, str(error), "invalid_parameter") from error
     run = query.run
-    await run.refresh()
+    await run.refresh(whole=True)
     connection = await run.connection()
     cells = await run.within(connection, run.rows.row(connection, row))
     if cells is None:

@@ -72,7 +72,7 @@ class RowsAnswer:
 async def answer(query: Query) -> RowsAnswer:
     """Return the rows of parameter `step`, by default of the newest step that has a batch."""
     run = query.run
-    picture = await run.refresh()
+    picture = await run.refresh(whole=True)
     newest = max(picture.ledger.batches, default=None)
     step = query.number("step", newest)
     if step is None:

@@ -50,7 +50,7 @@ class WeightsAnswer:
 
 async def answer(query: Query) -> WeightsAnswer:
     """Return the newest versions, and those with a checkpoint."""
-    picture = await query.run.refresh()
+    picture = await query.run.refresh(whole=True)
     serving = await _serving(query.run) if query.run.live else {}
     newest = sorted(picture.weights, reverse=True)
     shown = sorted({*newest[:MAX_VERSIONS], *(v for v in picture.checkpoints if v in picture.weights)}, reverse=True)

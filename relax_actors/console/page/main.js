@@ -138,7 +138,7 @@ function Frame({ session, runs }) {
     <main id="main" tabindex="-1">
       ${!known && html`<p class="panel">There is no view “${route.view}”. <a href=${link("run")}>Show the run</a></p>`}
       ${known && !view && html`<p class="dim" role="status">Loading ...</p>`}
-      ${view && html`<${Shown} key=${`${route.view} ${run}`} view=${view} run=${run} parameters=${route.parameters} live=${live} pulse=${pulse} theme=${theme} session=${session} />`}
+      ${view && html`<${Shown} key=${`${route.view} ${run}`} view=${view} run=${run} runs=${runs} parameters=${route.parameters} live=${live} pulse=${pulse} theme=${theme} session=${session} />`}
     </main>
     <${Help} dialog=${dialog} keys=${keys} setKeys=${setKeys} />`;
 }

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_actors.console.figures import MAX_NAMES, Figures
@@ -47,6 +47,19 @@ def test_thinned_curve_keeps_extremes_and_number_of_points(values: list[float], 
     assert max(curve.high) == max(values)
     assert all(low <= high for low, high in zip(curve.low, curve.high, strict=True))
     assert curve.steps == sorted(set(curve.steps))
+
+
+NUMBERS = st.one_of(st.floats(), st.integers(), st.booleans(), st.just(10**400))
+FIELDS = st.dictionaries(st.sampled_from(["a", "b", "c", "loss", "version"]), st.one_of(NUMBERS, st.text(max_size=3)))
+
+
+@settings(max_examples=40)
+@given(st.one_of(NUMBERS, st.just(3)), st.lists(FIELDS, min_size=1, max_size=5))
+def test_fast_figures_are_those_of_the_message(number: Any, bodies: list[dict[str, Any]]) -> None:
+    for body in bodies:  # one after the other, since fields are remembered
+        message = step(number, **body)
+        scalars, figures = message.scalars(), message.figures()
+        assert figures == (None if scalars is None else (scalars[0], tuple(scalars[1]), tuple(scalars[1].values())))
 
 
 def test_part_of_a_curve_has_its_steps_only() -> None:

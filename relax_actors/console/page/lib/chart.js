@@ -7,6 +7,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 
 const COLOURS = 8;
 const STILL = 4; // pixels: a shorter drag is a click
+const HEIGHT = 220;
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -69,7 +70,7 @@ function options(lines, width, use, theme) {
     bands.push({ series: [mean + 2, mean + 1], fill: `${stroke}30` });
   });
   return {
-    width, height: 220, series, bands, theme,
+    width, height: HEIGHT, series, bands, theme,
     axes: [{ ...axis, size: 36 }, { ...axis, values: (_, ticks) => ticks.map(tick) }],
     scales: { x: { time: false } },
     legend: { show: false },
@@ -111,18 +112,21 @@ export function Chart({ title, lines, factor = 0, theme, unit = "step", at = nul
   const data = useMemo(() => columns(lines, factor), [lines, factor]);
   Object.assign(use.current, { zoom: onZoom, pick: onPick, hover: setPointed, at });
   const names = lines.map((line) => line.name).join();
+  const drawn = useRef(null);
   useEffect(() => {
-    const draw = () => {
-      plot.current?.destroy();
-      plot.current = new uPlot(options(lines, place.current.clientWidth, use, theme), data, place.current);
-    };
-    draw();
-    const watch = new ResizeObserver(() => plot.current?.setSize({ width: place.current.clientWidth, height: 220 }));
+    const width = () => place.current.clientWidth;
+    const created = new uPlot(options(lines, width(), use, theme), data, place.current);
+    plot.current = created;
+    drawn.current = { data, at };
+    const watch = new ResizeObserver(() => created.width !== width() && created.setSize({ width: width(), height: HEIGHT }));
     watch.observe(place.current);
-    return () => { watch.disconnect(); plot.current?.destroy(); plot.current = null; };
+    return () => { watch.disconnect(); created.destroy(); plot.current = null; };
   }, [names, theme]);
-  useEffect(() => plot.current?.setData(data), [data]);
-  useEffect(() => plot.current?.redraw(false), [at]);
+  useEffect(() => { // not what was drawn when the chart was made
+    if (drawn.current.data !== data) plot.current.setData(data);
+    else if (drawn.current.at !== at) plot.current.redraw(false);
+    drawn.current = { data, at };
+  }, [data, at]);
   const last = lines.map((line) => [line.name, line.curve.mean.at(-1)]);
   const summary = last.map(([name, value]) => `${name}: ${figure(value)}`).join(", ");
   const shown = pointed ?? indexAt(data[0], at);

@@ -4,7 +4,7 @@ import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { EVENTS } from "../lib/events.js";
 import { duration, figure } from "../lib/format.js";
-import { html, useEffect, useRef, useState } from "../lib/html.js";
+import { html, useEffect, useMemo, useRef, useState } from "../lib/html.js";
 import { change, link } from "../lib/route.js";
 import { State } from "../lib/state.js";
 import { Table } from "../lib/table.js";
@@ -112,8 +112,9 @@ function Curves({ run, runs, parameters, pulse, theme, evaluated }) {
   const factor = Number(parameters.smooth || 0);
   const at = /^[0-9]+$/.test(parameters.at) ? Number(parameters.at) : null;
   const zoom = (from, to) => change({ from: Math.max(0, Math.floor(from)), to: Math.ceil(to) });
-  const lines = (name) => all.filter((each) => found[each]?.data?.curves[name]?.steps.length)
-    .map((each) => ({ name: each, curve: found[each].data.curves[name] }));
+  // The same lines as long as there is no news, so that an answer about something else draws no chart again.
+  const lines = useMemo(() => new Map(asked.map((name) => [name, all.filter((each) => found[each]?.data?.curves[name]?.steps.length)
+    .map((each) => ({ name: each, curve: found[each].data.curves[name] }))])), [found, run, parameters.with, parameters.figures]);
   return html`<section class="stack" aria-label="curves">
     <div class="row">
       <label>Smoothing <input type="range" min="0" max="0.99" step="0.01" value=${factor} onChange=${(e) => change({ smooth: e.target.value === "0" ? "" : e.target.value }, true)} /></label>
@@ -123,23 +124,22 @@ function Curves({ run, runs, parameters, pulse, theme, evaluated }) {
       <span class="dim">Click in a chart to choose a step, drag to zoom.</span>
     </div>
     ${all.filter((name) => found[name]?.error).map((name) => html`<p key=${name} role="alert" class="bad">${name}: ${found[name].error.message}</p>`)}
-    <div class="grid">${chosen.map((name) => html`<${Chart} key=${name} title=${name} lines=${lines(name)} factor=${factor} theme=${theme} at=${at} onZoom=${zoom} onPick=${(step) => change({ at: step }, true)} />`)}</div>
+    <div class="grid">${chosen.map((name) => html`<${Chart} key=${name} title=${name} lines=${lines.get(name)} factor=${factor} theme=${theme} at=${at} onZoom=${zoom} onPick=${(step) => change({ at: step }, true)} />`)}</div>
     ${names.length === 0 && html`<p class="dim">No step has been trained yet.</p>`}
     <${Choice} names=${names} chosen=${chosen} runs=${runs.filter((name) => name !== run)} others=${others} parameters=${parameters} />
   </section>`;
 }
 
-export default function RunView({ run, parameters, pulse, theme }) {
+export default function RunView({ run, runs, parameters, pulse, theme }) {
   const state = useAnswer("run", { run }, pulse);
   const ledger = useAnswer("ledger", { run }, pulse);
   const events = useAnswer("events", { run, last: 100 }, pulse);
-  const runs = useAnswer("runs", {});
   return html`<div class="stack">
     <h2>${run} <small class="dim">${state.data ? `${state.data.algorithm}` : ""}</small></h2>
     <${State} ...${state} />
     ${state.data && html`<${Tiles} data=${state.data} />`}
     ${ledger.data && html`<${Ledger} account=${ledger.data.account} addsUp=${ledger.data.adds_up} dropped=${ledger.data.dropped} below=${ledger.data.dropped_below_floor} />`}
-    <${Curves} run=${run} runs=${runs.data?.runs || []} parameters=${parameters} pulse=${pulse} theme=${theme} evaluated=${(state.data?.evaluations || []).map(([version]) => version)} />
+    <${Curves} run=${run} runs=${runs} parameters=${parameters} pulse=${pulse} theme=${theme} evaluated=${(state.data?.evaluations || []).map(([version]) => version)} />
     ${events.data && html`<div class="panel"><${Table} title="Events" columns=${EVENTS} rows=${events.data.events} id=${(event) => event.sequence} parameters=${parameters} cards /></div>`}
   </div>`;
 }

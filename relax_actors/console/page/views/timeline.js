@@ -150,7 +150,7 @@ const COLUMNS = [
 ];
 
 function Canvas({ data, lanes, own, theme, onPick }) {
-  const { view, show, settle } = own;
+  const { view, now, show, settle } = own;
   const box = useRef(null);
   const canvas = useRef(null);
   const drag = useRef(null);
@@ -162,7 +162,8 @@ function Canvas({ data, lanes, own, theme, onPick }) {
   useEffect(() => { repaint(); const watch = new ResizeObserver(repaint); watch.observe(box.current); return () => watch.disconnect(); }, [lanes, view.from, view.to, theme]);
   const timeAt = (event) => {
     const edge = canvas.current.getBoundingClientRect();
-    return view.from + ((event.clientX - edge.left - LABEL) / (edge.width - LABEL)) * (view.to - view.from);
+    const { from, to } = now();
+    return from + ((event.clientX - edge.left - LABEL) / (edge.width - LABEL)) * (to - from);
   };
   const pick = (event) => {
     const edge = canvas.current.getBoundingClientRect();
@@ -173,7 +174,7 @@ function Canvas({ data, lanes, own, theme, onPick }) {
   const wheel = (event) => {
     if (!event.ctrlKey && !event.shiftKey) return;
     event.preventDefault();
-    show(zoomed(view, event.deltaY > 0 ? 1.25 : 0.8, timeAt(event)), AFTER_WHEEL);
+    show(zoomed(now(), event.deltaY > 0 ? 1.25 : 0.8, timeAt(event)), AFTER_WHEEL);
   };
   const move = (event) => {
     if (!drag.current) { pick(event); return; }
@@ -182,7 +183,8 @@ function Canvas({ data, lanes, own, theme, onPick }) {
     show({ from: drag.current.from - by, to: drag.current.to - by });
   };
   const release = () => {
-    if (drag.current && (drag.current.from !== view.from || drag.current.to !== view.to)) settle(view);
+    const { from, to } = now();
+    if (drag.current && (drag.current.from !== from || drag.current.to !== to)) settle({ from, to });
     drag.current = null;
   };
   const height = Math.min(560, AXIS + lanes.length * ROW + 4);
@@ -191,7 +193,7 @@ function Canvas({ data, lanes, own, theme, onPick }) {
     <div style=${{ height: `${AXIS + lanes.length * ROW}px` }}>
       <canvas ref=${canvas} style=${style} role="img" aria-label=${`${counted(lanes.length, "lane")} over ${figure(Number((view.to - view.from).toPrecision(3)))} s; the table below has the times`}
         onWheel=${wheel} onPointerMove=${move} onPointerLeave=${release} onPointerUp=${release}
-        onPointerDown=${(event) => { drag.current = { x: event.clientX, ...view }; }} onDblClick=${(event) => settle(zoomed(view, 0.5, timeAt(event)))}></canvas>
+        onPointerDown=${(event) => { drag.current = { x: event.clientX, ...now() }; }} onDblClick=${(event) => settle(zoomed(now(), 0.5, timeAt(event)))}></canvas>
     </div>
   </div>`;
 }
@@ -204,12 +206,14 @@ export function zoomed(view, factor, around) {
 /**
  * The part of the timeline in sight. The link keeps it; a drag or a wheel only changes the state and settles at its end,
  * since browsers limit how often a page may change its link.
- * @returns {{view: object, show: (view: object, milliseconds?: number) => void, settle: (view: ?object) => void}}
- *   `show` changes the state, and settles when the time is over; `settle` changes the link, and null shows the whole timeline
+ * @returns {{view: object, now: () => object, show: (view: object, milliseconds?: number) => void, settle: (view: ?object) => void}}
+ *   `now` returns what the next drawing shows: several events may arrive before it. `show` changes the state, and settles
+ *   when the time is over. `settle` changes the link, and null shows the whole timeline.
  */
 function useOwnView(parameters, whole) {
   const [shown, setShown] = useState(null);
   const timer = useRef(0);
+  const newest = useRef(null);
   const drop = () => { clearTimeout(timer.current); setShown(null); };
   useEffect(() => drop, [parameters.step]);
   const settle = (next) => {
@@ -218,11 +222,14 @@ function useOwnView(parameters, whole) {
   };
   const show = (next, milliseconds) => {
     clearTimeout(timer.current);
+    newest.current = next;
     setShown(next);
     if (milliseconds) timer.current = setTimeout(() => settle(next), milliseconds);
   };
   const [from, to] = [Number(parameters.from), Number(parameters.to)];
-  return { view: shown || (parameters.to !== undefined && to > from ? { from, to } : whole), show, settle };
+  const view = shown || (parameters.to !== undefined && to > from ? { from, to } : whole);
+  newest.current = view;
+  return { view, now: () => newest.current, show, settle };
 }
 
 function Picked({ data, picked }) {
