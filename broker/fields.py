@@ -16,6 +16,8 @@ import numpy as np
 from broker.errors import CodecError
 
 MAX_DEPTH = 64
+_LEAVES = frozenset({str, int, float, bool, bytes, type(None)})
+"""Types of values that hold no others. Most items of a cell are such, so that no call is made for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,7 @@ def decoder_of(expected: Any) -> Decoder:  # noqa: PLR0911 one return for each k
     if origin in (types.UnionType, typing.Union):
         return _optional_decoder(args)
     if origin is list:
-        item = decoder_of(args[0])
-        return _checked(list, lambda value, at: [item(v, f"{at}[{i}]") for i, v in enumerate(value)])
+        return _list_decoder(args[0])
     if origin is dict:
         entry = decoder_of(args[1])
         return _checked(dict, lambda value, at: {_key(k, at): entry(v, f"{at}[{k!r}]") for k, v in value.items()})
@@ -83,12 +84,15 @@ def check_plain(value: Any, at: str, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         msg = f"{at} is nested deeper than {MAX_DEPTH} levels"
         raise CodecError(msg)
+    leaves = _LEAVES if depth < MAX_DEPTH else ()
     if isinstance(value, dict):
         for key, item in value.items():
-            check_plain(item, f"{at}.{_key(key, at)[:80]}", depth + 1)
+            if type(item) not in leaves or type(key) is not str:
+                check_plain(item, f"{at}.{_key(key, at)[:80]}", depth + 1)
     elif isinstance(value, list | tuple):
         for item in value:
-            check_plain(item, at, depth + 1)
+            if type(item) not in leaves:
+                check_plain(item, at, depth + 1)
     elif isinstance(value, msgpack.Timestamp):
         msg = f"{at} is a timestamp; a cell cannot hold timestamps"
         raise CodecError(msg)
@@ -107,6 +111,17 @@ def _checked(kind: type, then: Decoder) -> Decoder:
         return then(value, at)
 
     return decode_checked
+
+
+def _list_decoder(kind: Any) -> Decoder:
+    item = decoder_of(kind)
+
+    def decode_list(value: list[Any], at: str) -> list[Any]:
+        if kind in _LEAVES and {*map(type, value)} <= {kind}:
+            return value
+        return [item(v, f"{at}[{i}]") for i, v in enumerate(value)]
+
+    return _checked(list, decode_list)
 
 
 def _float(value: Any, at: str) -> float:

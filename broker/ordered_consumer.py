@@ -19,7 +19,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError
 
 from broker.connection import Connection
-from broker.pull import PullSubscription
+from broker.pull import PullSubscription, delivery_of
 from broker.streams import wait_for_consumer
 
 RESET_SECONDS = 5.0
@@ -144,12 +144,12 @@ class OrderedConsumer:
             taken = await self._pull.fetch(limit, tick)
             good = []
             for message in taken:
-                sequence = message.metadata.sequence
-                if sequence is None or sequence.consumer != self._delivered + 1:
+                delivery = delivery_of(message)
+                if delivery is None or delivery.consumer_sequence != self._delivered + 1:
                     self._pull.consumer_lost = True
                     break
                 self._delivered += 1
-                self._next = sequence.stream + 1
+                self._next = delivery.stream_sequence + 1
                 good.append(message)
             lost = not taken and not await self._is_intact()
             if good or not taken:

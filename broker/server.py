@@ -23,7 +23,7 @@ from broker.errors import BrokerError, UnsafePathError
 from broker.files import make_private_folder, write_private
 from broker.listeners import websocket_block
 from broker.permissions import OBSERVER, OPERATOR
-from broker.process import spawn, stop
+from broker.process import kill_group, spawn, stop
 from broker.server_keys import Users, accounts_of, secret_of, write_keys
 
 HOST = "127.0.0.1"
@@ -217,6 +217,12 @@ class Server:
         """Stop the server: SIGTERM, then SIGKILL after `grace` seconds."""
         if self.process is not None:
             stop(self.process, grace)
+
+    def kill(self) -> None:
+        """Kill the server, which takes 0.1 s less than `stop`: what it has acknowledged is in its files."""
+        if self.process is not None:
+            kill_group(self.process.pid)
+            self.process.wait()
 
 
 def is_listening(address: Address) -> bool:

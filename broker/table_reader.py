@@ -21,6 +21,7 @@ from broker.connection import Connection
 from broker.errors import CodecError, SubjectError
 from broker.lookups import Stored, UnreadableAnswerError, look_up, look_up_all
 from broker.ordered_consumer import OrderedConsumer
+from broker.pull import delivery_of
 from broker.store import Store
 from broker.subjects import CellId, RowId, Subjects
 
@@ -235,8 +236,8 @@ class TableReader:
         consumer = OrderedConsumer(self.connection, self.subjects.table_stream, filters, headers_only=headers_only)
         cells: list[tuple[CellId, Cell]] = []
         for message in await consumer.read_all(caught_up=caught_up):
-            sequence = message.metadata.sequence
-            cell = Cell(message.subject, sequence.stream if sequence else 0, message.data)
+            delivery = delivery_of(message)
+            cell = Cell(message.subject, delivery.stream_sequence if delivery else 0, message.data)
             with suppress(SubjectError):
                 cells.append((self.subjects.parse(message.subject), cell))
         return cells

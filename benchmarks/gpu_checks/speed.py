@@ -15,8 +15,10 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from gpu_checks.engines import LIMITS
 from gpu_checks.frame import Failed, Figures, Place, check, require
-from gpu_checks.workload import QWEN3_0_6B, TINY, batch, config_of, nothing, start
+from gpu_checks.models import compare
+from gpu_checks.workload import EXPERTS, MANY_EXPERTS, QWEN3_0_6B, TINY, batch, config_of, nothing, start
 from relax_actors.config import Config
 from relax_actors.engines.protocols import GenerationRequest, TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
@@ -138,6 +140,33 @@ def speed_torch(place: Place) -> Figures:
 def speed_megatron(place: Place) -> Figures:
     """Training with Megatron-Core: tokens a second, memory, utilisation, kernels."""
     return training(place, "megatron")
+
+
+@check("grouped_experts", seconds=300, is_alone=True)
+def grouped_experts(place: Place) -> Figures:
+    """Megatron-Core's experts multiplied together and one by one: the same steps, and seconds a step of both."""
+    figures, found = Figures(), {}
+    work = batches(place, 4)
+    for grouped in (False, True):
+        config = config_of(
+            place.folder / str(grouped),
+            MANY_EXPERTS if place.on_gpu else EXPERTS,
+            "auto",
+            backend="megatron",
+            precision="bfloat16" if place.on_gpu else "float32",
+            max_tokens_per_microbatch=16384,
+            megatron={"grouped_experts": grouped},
+        )
+        engine = start(config)
+        steps = [dict(train(engine, work[0], 0, nothing).metrics)]
+        began = synchronised()
+        steps += [dict(train(engine, one, n, nothing).metrics) for n, one in enumerate(work[1:], 1)]
+        name = "together" if grouped else "one_by_one"
+        figures[f"step_seconds_{name}"] = (synchronised() - began) / len(work[1:])
+        found[name] = steps
+        del engine
+    limit = LIMITS["bfloat16" if place.on_gpu else "float32"]
+    return figures | compare(found["one_by_one"], found["together"], limit, "together")
 
 
 @check("release_torch", seconds=300, is_alone=True)

@@ -38,6 +38,14 @@ EXPERTS: dict[str, Any] = TINY | {
     "tie_word_embeddings": False,
 }
 """A small model with experts."""
+MANY_EXPERTS: dict[str, Any] = EXPERTS | {
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+}
+"""A model whose time is that of its experts."""
 QWEN3_0_6B: dict[str, Any] = {
     "model_type": "qwen3",
     "hidden_size": 1024,

@@ -66,6 +66,7 @@ def examine(
     calls: Path | None = None,
     inventory: Inventory | None = None,
     nodes: Sequence[Inventory] = (),
+    shape: Path | None = None,
 ) -> Findings:
     """Run all checks of a configuration; write to temporary files only.
 
@@ -77,25 +78,37 @@ def examine(
         calls: folder from which dotted paths are imported, to call rewards and the environment; None for no calls.
         nodes: GPUs of several nodes, which exist on paper; this machine's devices and memory are then not checked, and
             a package that it lacks is a note.
+        shape: folder with the config.json of the model, in place of the model's folder; tokenizer, data and calls are
+            then not checked.
     """
     errors: list[str] = []
     notes: list[str] = []
     model: CheckedModel | None = None
+    facts: ModelFacts | None = None
     with tempfile.TemporaryDirectory() as scratch:
+        folder = shape or config.model.path or Path(scratch)
         try:
-            model = check_model(config, config.model.path or Path(scratch))
+            if shape is None:
+                model = check_model(config, folder)
+                facts = model.facts
+            else:
+                facts = measure(shape, setting="--shape")
+                notes.append(f"the model has the shape of {shape}; its tokenizer, weights and data are not checked")
         except ConfigError as error:
             errors.append(str(error))
         here, gpus = set(roles_at_start(config) if roles is None else roles), inventory or machine_inventory()
         run = CheckedRun(config=config, here=here, inventory=gpus, model=model)
         errors += [*refusals(config, spelled), *unused_settings(config, spelled)]
-        for check in (*_checks(run), *(_node_checks(run, nodes) if nodes else _machine_checks(run))):
+        checks: list[Check] = [*_checks(run), *(_shape_checks(run, folder, facts) if facts is not None else ())]
+        checks += [] if shape is not None else _file_checks(run)
+        checks += _node_checks(run, nodes, facts) if nodes else _machine_checks(run, facts)
+        for check in checks:
             _attempt(check, errors, notes, elsewhere=bool(nodes))
-        if calls is not None and not errors:
+        if calls is not None and not errors and shape is None:
             for check in (*check_calls(run, calls), *_comparisons(run)):
                 _attempt(check, errors, notes, elsewhere=bool(nodes))
     # Several checks may meet the same cause, such as a role that does not import.
-    return Findings(tuple(dict.fromkeys(errors)), tuple(dict.fromkeys(notes)), None if model is None else model.facts)
+    return Findings(tuple(dict.fromkeys(errors)), tuple(dict.fromkeys(notes)), facts)
 
 
 def _attempt(check: Check, errors: list[str], notes: list[str], *, elsewhere: bool) -> None:
@@ -122,17 +135,27 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
     yield partial(check_steps, config)
     yield partial(machine.check_shared_devices, config)
     yield partial(machine.check_broker, config)
-    if (model := run.model) is not None:
-        yield partial(describe_run, run, model.facts)
-        yield partial(_check_backend, config, model.folder, "trainer", training_backend)
-        if config.generates:
-            yield partial(_check_backend, config, model.folder, "rollout", inference_backend)
-            yield partial(check_entropies, config)
-            yield partial(check_lengths, config, model.facts)
+
+
+def _shape_checks(run: CheckedRun, folder: Path, facts: ModelFacts) -> Iterator[Check]:
+    """Checks of the model's shape, by the config.json in a folder."""
+    config = run.config
+    yield partial(describe_run, run, facts)
+    yield partial(_check_backend, config, folder, "trainer", training_backend)
+    if config.generates:
+        yield partial(_check_backend, config, folder, "rollout", inference_backend)
+        yield partial(check_entropies, config)
+        yield partial(check_lengths, config, facts)
+    yield partial(check_adapter, config, folder)
+    yield partial(check_router_replay, config, facts)
+
+
+def _file_checks(run: CheckedRun) -> Iterator[Check]:
+    """Checks of weights, tokenizer and data."""
+    config = run.config
+    if run.model is not None:
         yield partial(check_weight_files, config)
-        yield partial(check_adapter, config, model.folder)
-        yield partial(check_router_replay, config, model.facts)
-        yield partial(check_characters, config, model.tokenizer)
+        yield partial(check_characters, config, run.model.tokenizer)
     check_rows = check_traces if config.data.has_traces else check_examples if config.from_data else check_data
     yield partial(check_rows, run, config.data, "data")
     for where, each in config.held_out_sets.items():
@@ -153,21 +176,21 @@ def _comparisons(run: CheckedRun) -> Iterator[Check]:
         yield partial(note_duplicates, run, each.source, f"{where}.data")
 
 
-def _machine_checks(run: CheckedRun) -> Iterator[Check]:
+def _machine_checks(run: CheckedRun, facts: ModelFacts | None) -> Iterator[Check]:
     """Checks of what the actors that start on this machine find there."""
     yield partial(machine.check_ranks, run)
     yield partial(machine.check_devices, run)
     yield partial(machine.check_folders, run.config)
     yield partial(check_notify, run.config.notify)
-    if run.model is not None:
-        yield partial(check_memory, run, run.model.facts)
-        yield partial(check_disk, run.config, run.model.facts)
+    if facts is not None:
+        yield partial(check_memory, run, facts)
+        yield partial(check_disk, run.config, facts)
 
 
-def _node_checks(run: CheckedRun, nodes: Sequence[Inventory]) -> Iterator[Check]:
+def _node_checks(run: CheckedRun, nodes: Sequence[Inventory], facts: ModelFacts | None) -> Iterator[Check]:
     """Checks of nodes that exist on paper."""
-    if run.model is not None:
-        yield partial(check_nodes, run, nodes, run.model.facts)
+    if facts is not None:
+        yield partial(check_nodes, run, nodes, facts)
 
 
 def check_role(config: Config, role: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +29,10 @@ def check(
     nodes: Annotated[
         str, typer.Option(help="Place the run on nodes with GPUs, such as 2x8 or 2x8x80GiB, in place of this machine.")
     ] = "",
+    shape: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the config.json of the model, where the model and the data are not."),
+    ] = None,
     calls: Annotated[
         bool, typer.Option(help="Call rewards and the environment once, with the first row of the data.")
     ] = True,
@@ -63,15 +68,17 @@ def check(
                 # What the stage before will have trained has the shape of the model that the first one begins with.
                 loaded = loaded.model_copy(update={"model": first.model})
         spelled = set_by(config, own)
-        findings = examine(loaded, chosen, spelled, calls=folder, inventory=inventory, nodes=cluster)
-        _print_findings(loaded, spelled, findings, cluster)
+        findings = examine(loaded, chosen, spelled, calls=folder, inventory=inventory, nodes=cluster, shape=shape)
+        _print_findings(loaded, spelled, findings, cluster, on_paper=shape is not None)
         passed = passed and not findings.errors
         if resolved:
             typer.echo(json.dumps(resolved_settings(loaded), indent=1))
     raise typer.Exit(0 if passed else 2)
 
 
-def _print_findings(loaded: Config, spelled: dict[str, str], findings: Findings, cluster: list[Inventory]) -> None:
+def _print_findings(
+    loaded: Config, spelled: dict[str, str], findings: Findings, cluster: list[Inventory], *, on_paper: bool
+) -> None:
     from relax_actors.checks.cluster import place_on_nodes, placement_lines
     from relax_actors.cli.algorithms import algorithm_lines
 
@@ -90,7 +97,8 @@ def _print_findings(loaded: Config, spelled: dict[str, str], findings: Findings,
         them = "1 error; fix it" if count == 1 else f"{count} errors; fix them"
         typer.echo(f"failed: {them} before `relax up`", err=True)
     else:
-        typer.echo("ok: this configuration can be run", err=True)
+        unknown = ", if model and data are as it says" if on_paper else ""
+        typer.echo(f"ok: this configuration can be run{unknown}", err=True)
 
 
 def _coloured(line: str) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 from rich.table import Table
 
 from relax_actors.checks import require
+from relax_actors.cli.borrowed_times import with_times_of
 from relax_actors.cli.foreground import explain, log_to_file, run_root
 from relax_actors.config import Config, load_config, validate
 from relax_actors.errors import ConfigError, RelaxError
@@ -38,7 +39,10 @@ from relax_actors.supervision.root import Root
 SAMPLE_SECONDS = 0.02
 STARVING = 0.005
 """Share of a step: a trainer that waits longer for rows has too few rollout devices."""
-NO_SECTION = "relax simulate needs a section [simulate]; examples/simulate has examples"
+NO_SECTION = (
+    "relax simulate needs a section [simulate]; examples/simulate has examples, whose times a run on GPUs can take: "
+    "--times examples/simulate/qwen3_4b_16_h800.toml"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +200,15 @@ def best_split(predicted: Callable[[int], Prediction], devices: int, move: int) 
     return min(numbers[max(0, low - 1) : low + 1], key=lambda n: predicted(n).step_seconds)
 
 
-def predict_all(path: Path, settings: list[str], *, split: bool, as_json: bool) -> int:
+def predict_all(path: Path, settings: list[str], times: Path | None = None, *, split: bool, as_json: bool) -> int:
     """Predict a configuration's modes, print them, and return the exit code.
 
-    With `split`, also search the best split of devices, for the last value of `simulate.staleness`.
+    Args:
+        path: the configuration.
+        settings: overrides of it.
+        times: file whose [simulate] is used; None for that of the configuration.
+        split: also search the best split of devices, for the last value of `simulate.staleness`.
+        as_json: print the results as one line of JSON at the end.
 
     Raises:
         ConfigError: the configuration cannot work.
@@ -207,10 +216,13 @@ def predict_all(path: Path, settings: list[str], *, split: bool, as_json: bool) 
     """
     logs.configure()
     console = Screen(stderr=as_json, width=None if sys.stdout.isatty() else 120)
-    config = calibrated(with_recorded(load_config(path, settings)))
+    config = load_config(path, settings)
+    if times is not None:
+        config = with_times_of(calibrated(with_recorded(load_config(times))), config)
+    config = calibrated(with_recorded(config))
     if config.simulate is None:
         raise ConfigError(NO_SECTION)
-    section, import_path = config.simulate, str(path.resolve().parent)
+    section, import_path = config.simulate, str((times or path).resolve().parent)
     colocated = Mode("colocated", 0, section.rollout_devices)
     separate = [Mode("separate", staleness, section.rollout_devices) for staleness in section.staleness]
     predictions: dict[Mode, Prediction] = {}

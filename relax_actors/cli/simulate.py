@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,10 @@ def simulate(
     split: Annotated[
         bool, typer.Option("--split", help="Also search the split of devices with the shortest step.")
     ] = False,
+    times: Annotated[
+        Path | None,
+        typer.Option(help="Take [simulate] from this file, and GPUs, rows and staleness from CONFIG, a run on GPUs."),
+    ] = None,
     autoscaler: Annotated[
         bool, typer.Option("--autoscaler", help="Only try the autoscaler of CONFIG on five modelled loads.")
     ] = False,
@@ -22,7 +27,8 @@ def simulate(
 ) -> None:
     """Predict a run on a simulated cluster.
 
-    Runs the real actors and table with engines that only take time. CONFIG has a section "simulate": docs/simulate.md.
+    Runs the real actors and table with engines that only take time. CONFIG has a section "simulate", or
+    --times names a file that has one: docs/simulate.md.
     """
     if autoscaler:
         from relax_actors.cli.modelled_loads import show_loads
@@ -30,4 +36,4 @@ def simulate(
         raise typer.Exit(show_loads(config, settings or [], as_json=json))
     from relax_actors.cli.prediction import predict_all
 
-    raise typer.Exit(predict_all(config, settings or [], split=split, as_json=json))
+    raise typer.Exit(predict_all(config, settings or [], times, split=split, as_json=json))

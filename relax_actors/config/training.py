@@ -106,6 +106,10 @@ class MegatronSection(Section):
     share_towers: bool = True
     """Encode each image, video and sound on one of the tensor-, context- and pipeline-parallel ranks that read it, in
     place of all of those on the first stage. The other stages then have a copy of the towers."""
+    grouped_experts: bool | Literal["auto"] = "auto"
+    """Multiply the tokens of all experts of a layer in two calls of torch's `grouped_mm`, in place of two for each
+    expert; by default where torch has a kernel for it, in bfloat16 on a GPU. Experts with adapters are computed one by
+    one."""
 
     @property
     def own_ranks(self) -> int:

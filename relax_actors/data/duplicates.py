@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -94,6 +95,8 @@ def compare(trained: DataSource, held_out: DataSource, seconds: float = MAX_SECO
     count = 0
     for origin, grams in _texts(trained, items.tolist(), end):
         count += 1
+        if holders.keys().isdisjoint(grams):
+            continue
         shared = Counter(number for gram in grams for number in holders.get(gram, ()))
         for number, common in shared.items():
             other, own = texts[number]
@@ -132,12 +135,18 @@ def _identity(medium: Medium) -> tuple[object, ...]:
 
 
 def _grams(task: Task) -> set[str]:
-    prompt = task.prompt
-    contents = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-    parts = (part for content in contents for part in ([content] if isinstance(content, str) else _said(content)))
-    words = _WORD.findall(" ".join(parts).casefold())
-    return {" ".join(words[i : i + WORDS]) for i in range(max(1, len(words) - WORDS + 1))} if words else set()
+    text = task.prompt if isinstance(task.prompt, str) else " ".join(_said(task.prompt))
+    words = _WORD.findall(text.casefold())
+    if len(words) <= WORDS:
+        return {" ".join(words)} if words else set()
+    return {" ".join(words[i : i + WORDS]) for i in range(len(words) - WORDS + 1)}
 
 
-def _said(content: list[dict[str, str]]) -> Iterator[str]:
-    return (part["text"] for part in content if "text" in part)
+def _said(messages: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the texts of messages."""
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str):
+            yield content
+        else:
+            yield from (part["text"] for part in content if "text" in part)

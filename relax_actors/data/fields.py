@@ -89,6 +89,8 @@ def checked_prompt(
         RowError: it is neither, or empty.
     """
     media: list[Medium] = []
+    if type(prompt) is str and prompt.isascii() and not prompt.isspace() and prompt:
+        return prompt, ()  # as most prompts are
     if isinstance(prompt, str):
         contents = [prompt]
         chat: str | list[dict[str, Any]] = prompt

@@ -24,6 +24,8 @@ def plain(value: object) -> Any:  # noqa: PLR0911 one for each kind of value
     """
     if type(value) is list:  # first, since a row may have a million
         return [plain(item) for item in value]
+    if type(value) is str and value.isascii():  # as most texts of rows are
+        return value
     for kind, convert in _SCALARS:
         if isinstance(value, kind):
             return convert(value)

@@ -191,7 +191,7 @@ def _reached(
                 _copy_broker(folder, settings, copy)
             limits = ServerSettings(max_store=settings.broker.max_bytes + settings.broker.log_bytes + (1 << 30))
             server = Server(copy or folder.broker, limits, Users.operator(settings.run.name))
-            stack.callback(server.stop)
+            stack.callback(server.kill)
             address = server.start()
         connection = stack.enter_context(closing(Connection(address, "reader", REACH_SECONDS)))
         embedded = live and not _is_external(settings, access)

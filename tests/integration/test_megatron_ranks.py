@@ -52,12 +52,12 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2": (DENSE, {}),
     "dp2_plain": (DENSE, {"distributed_optimizer": False}),
     "cp2": (DENSE, {"context_parallel": 2}),
-    "ep2": (MOE, {"expert_parallel": 2}),
+    "ep2": (MOE, {"expert_parallel": 2, "grouped_experts": True}),
     "moe_pp2": (MOE, {"pipeline_parallel": 2}),
     "moe_tp2_sp": (MOE, {"tensor_parallel": 2, "sequence_parallel": True}),
     "moe_tp2_sp_ep2": (
         MOE,
-        {"tensor_parallel": 2, "sequence_parallel": True, "expert_parallel": 2, "expert_tensor_parallel": 1},
+        {**SHARED, "expert_parallel": 2, "expert_tensor_parallel": 1, "grouped_experts": True},
     ),
     "tp2_recompute": (DENSE, {"tensor_parallel": 2, "recompute": "full"}),
 }
@@ -68,7 +68,7 @@ REPLAYED: dict[str, dict[str, Any]] = {
     "pp2_vpp2_recompute": {"pipeline_parallel": 2, "virtual_pipeline": 2, "recompute": "full"},
     "cp2": {"context_parallel": 2},
     "ep2": {"expert_parallel": 2},
-    "tp2_sp_ep2": {"tensor_parallel": 2, "sequence_parallel": True, "expert_parallel": 2, "expert_tensor_parallel": 1},
+    "tp2_sp_ep2": {**SHARED, "expert_parallel": 2, "expert_tensor_parallel": 1, "grouped_experts": True},
 }
 
 

@@ -25,3 +25,18 @@ def test_example_fits_on_two_nodes_of_eight(name: str, tmp_path: Path) -> None:
     lines = list(placement_lines(config, nodes, place_on_nodes(config, nodes, findings.facts).actors))
     assert all("0 idle GPUs" in line for line in lines[-2:])
     assert sum(line.startswith("trainer_rank") for line in lines) == 4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_example_is_placed_by_the_shape_of_its_model_alone(name: str) -> None:
+    config, nodes = load_config(FOLDER / f"{name}.toml"), simulated_nodes("2x8x80GiB")
+    findings = examine(config, nodes=nodes, shape=FOLDER / "shapes" / name)
+    assert findings.errors == ()
+    assert findings.facts is not None
+    assert any("not checked" in note for note in findings.notes)
+    assert not place_on_nodes(config, nodes, findings.facts).problems
+
+
+def test_shape_that_is_no_model_is_an_error(tmp_path: Path) -> None:
+    findings = examine(load_config(FOLDER / "qwen3_4b_async.toml"), nodes=simulated_nodes("2x8"), shape=tmp_path)
+    assert any("--shape" in error and "config.json" in error for error in findings.errors)

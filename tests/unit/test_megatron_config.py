@@ -37,6 +37,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (DENSE, {"ranks": 2, "expert_parallel": 2}, "the model has no experts"),
     (DENSE, {"ranks": 2, "tensor_parallel": 2, "expert_tensor_parallel": 1}, "the model has no experts"),
+    (DENSE, {"grouped_experts": True}, "grouped_experts = true, but the model has no experts"),
+    (MOE | {"moe_intermediate_size": 20}, {"grouped_experts": True}, "multiples of 8, they are 32 and 20"),
     (MOE, {"ranks": 8, "expert_parallel": 8}, "does not divide the model's num_experts = 4"),
     (MOE, {"ranks": 2, "tensor_parallel": 2}, "set sequence_parallel = true"),
     (

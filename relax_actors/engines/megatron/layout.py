@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from relax_actors.config.media import is_nested
 from relax_actors.config.training import MegatronSection
 from relax_actors.data.model_folder import expert_count
 from relax_actors.engines.megatron.architecture import decoder_fields, deepstack_indexes
 from relax_actors.errors import ConfigError
+
+GROUPED_MULTIPLE = 8
+"""Numbers of which the rows of an expert's matrices are multiples for `grouped_mm`: 16 bytes in half precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class Layout:
     first_layers: int | None = None
     last_layers: int | None = None
     shares_towers: bool = True
+    grouped_experts: bool | Literal["auto"] = field(default="auto", compare=False)
+    """See `MegatronSection`; models of one process may differ in it."""
 
     @classmethod
     def of(cls, section: MegatronSection) -> Layout:
@@ -47,6 +52,7 @@ class Layout:
             first_layers=section.first_stage_layers,
             last_layers=section.last_stage_layers,
             shares_towers=section.share_towers,
+            grouped_experts=section.grouped_experts,
         )
 
     @property
@@ -107,9 +113,29 @@ def check(layout: Layout, model: Mapping[str, Any], section: str = "trainer.mega
         *_group_problems(layout),
         *_dense_problems(layout, model),
         *_expert_problems(layout, model, experts),
+        *_grouped_problems(layout, model, experts),
     ]
     if problems:
         raise ConfigError("\n".join(f"{section}: {text}" for text in problems))
+
+
+def _grouped_problems(layout: Layout, model: Mapping[str, Any], experts: int) -> Iterator[str]:
+    if layout.grouped_experts is not True:
+        return
+    if not experts:
+        yield "grouped_experts = true, but the model has no experts; leave it out"
+        return
+    sizes = int(model["hidden_size"]), expert_width(model) // layout.expert_tensor
+    if any(size % GROUPED_MULTIPLE for size in sizes):
+        yield (
+            f"grouped_experts = true needs a hidden_size and a moe_intermediate_size of a rank that are multiples of "
+            f"{GROUPED_MULTIPLE}, they are {sizes[0]} and {sizes[1]}; leave it out"
+        )
+
+
+def expert_width(model: Mapping[str, Any]) -> int:
+    """Return the intermediate size of an expert, from the fields of a config.json."""
+    return int(model.get("moe_intermediate_size") or model["intermediate_size"])
 
 
 def check_towers(layout: Layout, body: Mapping[str, Any], section: str = "trainer.megatron") -> None:
@@ -192,7 +218,7 @@ def _expert_problems(layout: Layout, model: Mapping[str, Any], experts: int) -> 
         )
     if experts % layout.expert:
         yield f"expert_parallel = {layout.expert} does not divide the model's num_experts = {experts}; lower it"
-    width = int(model.get("moe_intermediate_size") or model["intermediate_size"])
+    width = expert_width(model)
     if width % layout.expert_tensor:
         yield (
             f"expert_tensor_parallel = {layout.expert_tensor} does not divide moe_intermediate_size = {width}; lower it"

@@ -6,6 +6,7 @@ B A to the weights of all experts in each pass (`target_parameters`); the number
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -136,15 +137,16 @@ def grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         `[rows, out]` in the dtype of the matrices.
     """
     x = x.to(weight.dtype)
-    if _has_kernel(weight):
+    if has_grouped_kernel(weight.device, weight.dtype, weight.shape[1:]):
         return functional.grouped_mm(x, weight.transpose(1, 2), offs=ends.int())
     spans = list(pairwise([0, *ends.tolist()]))
     parts = [functional.linear(x[a:b], own) for (a, b), own in zip(spans, weight.unbind(), strict=True) if b > a]
     return torch.cat(parts) if parts else x.new_zeros(0, weight.shape[1])
 
 
-def _has_kernel(weight: Tensor) -> bool:
-    if weight.device.type != "cuda" or weight.dtype != torch.bfloat16 or not hasattr(functional, "grouped_mm"):
+def has_grouped_kernel(device: torch.device, dtype: torch.dtype, sizes: Sequence[int]) -> bool:
+    """Whether torch multiplies the rows of all experts in one kernel, for matrices of these sizes."""
+    if device.type != "cuda" or dtype != torch.bfloat16 or not hasattr(functional, "grouped_mm"):
         return False
-    is_aligned = all(size * weight.element_size() % ALIGNED == 0 for size in weight.shape[1:])
-    return is_aligned and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+    is_aligned = all(size * dtype.itemsize % ALIGNED == 0 for size in sizes)
+    return is_aligned and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from megatron.core import parallel_state
@@ -17,7 +17,11 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
+from relax_actors.engines.megatron.mcore import ON_CPU
 from relax_actors.engines.megatron.mcore.attention import SdpaAttention
+from relax_actors.engines.megatron.mcore.grouped_experts import GroupedExperts
+from relax_actors.engines.megatron.mcore.process_groups import device
+from relax_actors.engines.torch.lora_experts import has_grouped_kernel
 
 
 class RMSNorm(nn.RMSNorm):
@@ -52,14 +56,23 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]
         return torch.cat([latent, copy_to_tensor_model_parallel_region(keys)], -1), output[1]
 
 
-def block_spec(config: Any, stage: int | None) -> Any:
-    """Spec of the layers of one virtual stage of this rank."""
+def block_spec(config: Any, stage: int | None, *, grouped_experts: bool | Literal["auto"]) -> Any:
+    """Spec of the layers of one virtual stage of this rank; for `grouped_experts` see `MegatronSection`."""
     first, count = get_transformer_layer_offset(config, vp_stage=stage), get_num_layers_to_build(config, vp_stage=stage)
     frequency = config.moe_layer_freq  # of a model with experts, a list of 1 for each layer that has them, else 0
     has_experts = frequency if config.num_moe_experts else [0] * config.num_layers
     by_kind = {kind: _layer_spec(config, config.num_moe_experts if kind else None) for kind in sorted(set(has_experts))}
+    if 1 in by_kind and _groups_experts(config, grouped_experts):
+        by_kind[1].submodules.mlp.submodules.experts.module = GroupedExperts
     layers = [by_kind[has_experts[layer]] for layer in range(first, first + count)]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
+
+
+def _groups_experts(config: Any, setting: bool | Literal["auto"]) -> bool:  # noqa: FBT001 a setting
+    if setting != "auto":
+        return setting
+    width = config.moe_ffn_hidden_size // config.expert_tensor_parallel_size
+    return not ON_CPU and has_grouped_kernel(device(), config.params_dtype, (config.hidden_size, width))
 
 
 def _layer_spec(config: Any, experts: int | None) -> Any:

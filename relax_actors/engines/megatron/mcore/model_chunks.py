@@ -126,7 +126,7 @@ class ModelChunks:
         is_first = parallel_state.is_pipeline_first_stage(**stage_arguments)
         model = self._model_class(is_first=is_first)(
             self.config,
-            layer_specs.block_spec(self.config, virtual),
+            layer_specs.block_spec(self.config, virtual, grouped_experts=layout.grouped_experts),
             vocab_size=padded_vocabulary(architecture, layout),
             max_sequence_length=architecture.context_length,
             pre_process=is_first,
