@@ -109,6 +109,9 @@ class Address:
             address = cls(**json.loads(path.read_text()))
             own = address.credentials
             return address if own is None else replace(address, credentials=str(path.parent / own))
+        except FileNotFoundError as error:
+            msg = f"no broker address in {path}: the run has not been up since its folder was made; start it first"
+            raise BrokerError(msg) from error
         except (OSError, ValueError, TypeError) as error:
             msg = f"no broker address in {path}: {error}; is the run up?"
             raise BrokerError(msg) from error

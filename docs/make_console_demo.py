@@ -110,7 +110,7 @@ def pack(folder: RunFolder, archive: Path) -> None:
         head = tarfile.TarInfo(folder.config.name)
         head.size = len(config)
         file.addfile(head, io.BytesIO(config))
-        parts = {name: folder.root / name for name in ("record", "evaluations", "summary.json")}
+        parts = {name: folder.root / name for name in ("record", "evaluations", "summary.json", "model-config")}
         parts |= {f"{STREAMS}/{name}": root / name for name in (subjects.table_stream, subjects.log_stream)}
         for name, path in parts.items():
             file.add(path, name, filter=plain)

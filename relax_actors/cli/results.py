@@ -81,7 +81,8 @@ def _next_commands(run: str, folder: RunFolder) -> list[str]:
     """Return command lines that show more of a finished run."""
     usual = folder.root == (Path("runs") / run).resolve()
     name = run if usual else relative(folder.root)
-    commands = {command_line("status", name): "step, rows by state"}
+    commands = {command_line("console", name): "curves, samples and actors in a browser"}
+    commands[command_line("status", name)] = "step, rows by state"
     commands[command_line("ledger", name)] = "what became of every row"
     if usual:
         commands[command_line("tail", f"relax.{run}.event.>", "--history")] = "all events of the run"

@@ -19,7 +19,7 @@ from relax_actors.messages import Batch, Checkpoint
 from relax_actors.replay.recording import Recording
 from relax_actors.runtime import durable_folder
 from relax_actors.training.checkpointer import RoleState, load_checkpoint
-from relax_actors.training.metric_of_step import figures_of_step, micro_batch_figures
+from relax_actors.training.metric_of_step import figures_of_step, gradients_of_micro_batches, micro_batch_figures
 from relax_actors.training.step_feed import StepFeed, proximal_score
 from relax_actors.training.step_rows import StepReader, StepRows
 from relax_actors.weights.protocols import SupportsPrefixes
@@ -34,12 +34,14 @@ class Computed:
         fingerprint: fingerprint of the weights after it.
         prefixes: digests of their first tensors, see `Weights.tensors`; empty if the engine gives none.
         micro_batches: figures of its micro-batches, a list by name.
+        gradients: norm of each tensor's gradients at each of these micro-batches; empty if they were not measured.
     """
 
     figures: Mapping[str, Any]
     fingerprint: str
     prefixes: bytes = b""
     micro_batches: Mapping[str, list[float]] = field(default_factory=dict)
+    gradients: list[dict[str, float]] = field(default_factory=list)
 
 
 class Model:
@@ -105,17 +107,19 @@ class Model:
         """Compute a step on rows of `read`; raises ConfigError for unusable numbers."""
         try:
             parts: Mapping[str, list[float]] = {}
+            gradients: list[dict[str, float]] = []
             if self.name == "policy":
                 result = self._feed.finish_policy(lambda: None)
                 figures = figures_of_step(self._config, step, batch, rows, result.metrics)
                 parts = micro_batch_figures(result.micro_batches)
+                gradients = gradients_of_micro_batches(result.micro_batches)
             else:
                 measured = self._feed.finish(lambda: None).metrics
                 figures = {name: round(float(value), 6) for name, value in measured.items()}
         except (ValueError, FloatingPointError, RelaxError) as error:
             msg = f"step {step} cannot be computed: {error}"
             raise ConfigError(msg) from error
-        return Computed(figures, self.engine.fingerprint(), self.prefixes(), parts)
+        return Computed(figures, self.engine.fingerprint(), self.prefixes(), parts, gradients)
 
     def prefixes(self) -> bytes:
         """Return digests of the present weights' leading tensors; empty if unknown."""

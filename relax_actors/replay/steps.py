@@ -42,6 +42,7 @@ class Replay:
         figures: figures of the last one by name.
         micro_batches: figures of its micro-batches by name; recorded ones are None where the log has none.
         rows: rows of each of these micro-batches; empty where ranks or several updates share rows.
+        gradients: norm of each tensor's gradients at each of these micro-batches; empty if they were not measured.
         difference: first difference; None if all is equal.
     """
 
@@ -53,6 +54,7 @@ class Replay:
     figures: dict[str, Figure] = field(default_factory=dict)
     micro_batches: list[dict[str, Figure]] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
+    gradients: list[dict[str, float]] = field(default_factory=list)
     difference: Difference | None = None
 
     @property
@@ -70,8 +72,10 @@ class Replay:
             "equal": self.equal,
             "figures": {name: figure.json() for name, figure in self.figures.items()},
             "micro_batches": [
-                {"rows": rows, **{name: figure.json_of_micro_batch() for name, figure in part.items()}}
-                for part, rows in zip(self.micro_batches, chain(self.rows, repeat([])), strict=False)
+                {"rows": rows, **{name: each.json_of_micro_batch() for name, each in part.items()}, "gradients": norms}
+                for part, rows, norms in zip(
+                    self.micro_batches, chain(self.rows, repeat([])), chain(self.gradients, repeat({})), strict=False
+                )
             ],
             "difference": None if self.difference is None else self.difference.json(),
         }
@@ -160,6 +164,7 @@ class Replayer:
         result.computed = computed.fingerprint
         result.figures = compare_figures(published, computed.figures) if published else {}
         recorded = published.get(BY_MICRO_BATCH)
+        result.gradients = computed.gradients
         result.micro_batches = micro_batches_of(recorded if isinstance(recorded, dict) else {}, computed.micro_batches)
         places = self.model.rows_of_micro_batches(rows, len(result.micro_batches))
         result.rows = [[str(RowId(step, batch.rows[position])) for position in part] for part in places]

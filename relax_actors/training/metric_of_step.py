@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from relax_actors.config import Config
+from relax_actors.engines.protocols.training import GRADIENT_OF
 from relax_actors.messages import Batch
 from relax_actors.training.step_figures import step_figures
 from relax_actors.training.step_rows import StepRows
@@ -57,6 +58,14 @@ def micro_batch_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, list[
         name: [round(part[name] / (1.0 if name in SUMS else max(1.0, part.get("tokens", 1.0))), 9) for part in shown]
         for name in names
     }
+
+
+def gradients_of_micro_batches(parts: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Return the norm of each tensor's gradients, by name, of the micro-batches that `micro_batch_figures` shows."""
+    return [
+        {name.removeprefix(GRADIENT_OF): norm for name, norm in part.items() if name.startswith(GRADIENT_OF)}
+        for part in parts[:MAX_MICRO_BATCHES]
+    ]
 
 
 def is_time(name: str) -> bool:

@@ -56,6 +56,7 @@ def test_random_steps_give_the_recorded_bits(finished: Finished, layout: str) ->
                     # Micro-batches of all ranks have a record, and those of a critic have none.
                     losses = [part["loss"].recorded is not None for part in result.micro_batches]
                     assert (all(losses), bool(losses)) == (True, model == "policy")
+                    assert all({"gradient", "gradients"} <= part.keys() for part in result.json()["micro_batches"])
             finally:
                 replayer.model.close()
 

@@ -137,6 +137,7 @@ EXPERTS = {"targets": ["all-linear", "experts.gate_up_proj", "experts.down_proj"
 MERGE = "set rollout.sglang.merge_adapter = true"
 
 
+@pytest.mark.usefixtures("asks_transformers_here")
 @pytest.mark.parametrize(
     ("architecture", "lora", "sglang", "message"),
     [

@@ -230,7 +230,8 @@ def test_a_run_that_cannot_be_read_is_reported_in_one_line(command: list[str], r
     at = folder.root.resolve()
     assert refused(*command, "damaged").startswith(f"relax: {at}/config.json cannot be read: Expecting ':' delimiter")
     folder.save_config(load_config(TINY), "")
-    assert refused(*command, "damaged").startswith(f"relax: no broker address in {at}/broker.json: ")
+    never_up = f"relax: no broker address in {at}/broker.json: the run has not been up"
+    assert refused(*command, "damaged").startswith(never_up)
     Address("nats://127.0.0.1:9", credentials=str(folder.broker / "keys")).save(folder.address)
     lost = f"relax: run tiny has lost {at}/broker/keys, the credentials of its broker; restore the folder\n"
     assert refused(*command, "damaged") == lost

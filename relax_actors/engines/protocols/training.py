@@ -6,6 +6,7 @@ optimizer state, batch and step number. An engine is one process, or the driver 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.runtime.device_lock import ReleasesMemory
 from relax_actors.runtime.profiles import SupportsProfile
 from relax_actors.weights.protocols import SupportsPrefixes, WeightProducer
+
+GRADIENT_OF = "gradient/"
+"""Begins the names of measurements that are the norm of a tensor's gradients; see `MeasuresGradients`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,17 @@ class StepResult:
 
     metrics: Mapping[str, float]
     micro_batches: Sequence[Mapping[str, float]] = ()
+
+
+def gradient_norms(squares: Mapping[str, float], scale: float = 1.0) -> dict[str, float]:
+    """Return the norms of a micro-batch by the names of `MeasuresGradients`.
+
+    Args:
+        squares: sum of the squares of each tensor's gradients.
+        scale: factor of the gradients that were squared, as of a scaled loss.
+    """
+    norms = {f"{GRADIENT_OF}{name}": math.sqrt(square) / scale for name, square in sorted(squares.items())}
+    return {"gradient": math.sqrt(math.fsum(squares.values())) / scale} | norms
 
 
 class AccumulatesSteps(Protocol):
@@ -121,11 +136,23 @@ class MeasuresGradients(Protocol):
     """Engine that can measure the gradients of each micro-batch, for a replay; training does not pay for it."""
 
     def measure_gradients(self) -> None:
-        """Add `gradient` to the measurements of micro-batches: the norm of what has been accumulated up to it."""
+        """Add norms of gradients to the measurements of micro-batches, from the next step on.
+
+        They are norms of the gradients that have been accumulated up to a micro-batch: `gradient` over all tensors, and
+        `GRADIENT_OF` + name for each tensor. Ranks that share a step compute one micro-batch each at a time; these have
+        the same norms, of the sum over all ranks.
+        """
 
 
 class RankEngine(
-    TrainingEngine, SupportsScore, SupportsAsyncSave, SupportsPrefixes, SupportsProfile, ReleasesMemory, Protocol
+    TrainingEngine,
+    SupportsScore,
+    SupportsAsyncSave,
+    SupportsPrefixes,
+    SupportsProfile,
+    MeasuresGradients,
+    ReleasesMemory,
+    Protocol,
 ):
     """Engine of one rank of several.
 

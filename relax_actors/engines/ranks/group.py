@@ -83,6 +83,10 @@ class TrainerGroup(RankGroup):
         """Digests of the first tensors; see `SupportsPrefixes`."""
         return bytes(self._call("prefixes"))
 
+    def measure_gradients(self) -> None:
+        """Measure the gradients of each micro-batch, of all ranks together; see `MeasuresGradients`."""
+        self._call("measure_gradients")
+
     def remember(self) -> None:
         """Keep the weights as the base of the next delta; see `WeightProducer`."""
         self._call("remember")

@@ -89,6 +89,7 @@ def _trainer_methods(engine: RankEngine, progress: Callable[[], None], path_of: 
         "score": lambda samples: engine.score(unpack_samples(samples), progress),
         "publish": lambda *paths: engine.publish(*map(path_of, paths)),
         "prefixes": engine.prefixes,
+        "measure_gradients": engine.measure_gradients,
         "remember": engine.remember,
         "delta": delta.find,
         "write_delta": lambda *paths: delta.write(*map(path_of, paths)),

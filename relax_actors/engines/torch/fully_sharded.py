@@ -37,7 +37,7 @@ from relax_actors.engines.torch.host_memory import Movable, MovableStorages, Ten
 from relax_actors.engines.torch.model import own_rows, rows_of
 from relax_actors.engines.torch.module_memory import draw, give_memory, without_memory
 from relax_actors.engines.torch.multimodal import decoder_of
-from relax_actors.engines.torch.sharding import Make, PartOfModel, Whole
+from relax_actors.engines.torch.sharding import Make, PartOfModel, Whole, gradient_of, square
 from relax_actors.engines.torch.shared_source import SharedSource
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import Family
@@ -223,6 +223,21 @@ class FullySharded(Whole):
             for gradient in gradients:
                 _local(gradient).mul_(max_norm / (norm + 1e-6))
         return norm
+
+    def squares(self, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, float]:
+        """Return the sum of the squares of each weight's gradients, of which ranks have rows; see `Whole`."""
+        own: dict[str, float] = {}
+        for name, weight in named:
+            if not weight.requires_grad:
+                continue
+            gradient = _local(gradient_of(weight))
+            if not isinstance(weight, DTensor):  # of this rank alone, until `sum_gradients`
+                gradient = gradient.clone()
+                distributed.all_reduce(gradient)
+                gradient = gradient if self.rank == 0 else gradient[:0]
+            own[name] = square(gradient)
+        everyone = self.all_gather(own)
+        return {name: sum(one[name] for one in everyone) for name in own}
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Sum the gradients of weights that FSDP2 does not know; see `Whole`."""

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from relax_actors.algorithms.losses import add_metrics
 from relax_actors.config.training import CriticSection, TrainerSection
 from relax_actors.engines.protocols.samples import MicroBatchPlan
+from relax_actors.engines.protocols.training import gradient_norms
 from relax_actors.engines.torch.fake_quant import GridWeights
 from relax_actors.engines.torch.host_memory import Movable, Tensors
 from relax_actors.engines.torch.loss_scale import LossScale
@@ -75,7 +77,7 @@ class OptimizedModel:
         weights: which weights of the model are trained.
         measured: measurements of each micro-batch of this rank since the last update.
         micro_batches: measurements of each micro-batch of the last update, of all ranks.
-        measures_gradients: whether `micro_batches` have the norm of the gradients so far; for models that are whole.
+        measures_gradients: whether `micro_batches` have norms of the gradients so far; see `MeasuresGradients`.
         memory: moves its tensors; held while others read the weights.
         beside: each returns tensors on the device besides its own, which move with them.
     """
@@ -93,7 +95,7 @@ class OptimizedModel:
         self.measured: list[dict[str, float]] = []
         self.micro_batches: list[dict[str, float]] = []
         self.measures_gradients = False
-        self._gradients: list[float] = []
+        self._gradients: list[dict[str, float]] = []
         self.beside: list[Tensors] = []
         self.memory: Movable = sharding.movable(self._readable, self._unread)
         self.reset()
@@ -140,14 +142,10 @@ class OptimizedModel:
                 finally:
                     end_strict_backward()
             self.measured.append(measured)
-            if self.measures_gradients and self._sharding.is_whole:
-                self._gradients.append(self._gradient_norm())
+            if self.measures_gradients:
+                squares = self._sharding.squares(self.model.named_parameters())
+                self._gradients.append(gradient_norms(squares, self._scale.value))
             progress()
-
-    def _gradient_norm(self) -> float:
-        """Return the norm of the accumulated gradients, in float64."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return float(sum(float(g.detach().double().square().sum()) for g in gradients) ** 0.5)
 
     def dropping(self, part: int) -> AbstractContextManager[None]:
         """Return the context in which a micro-batch of the next update is computed; see `TrainedWeights`."""
@@ -169,10 +167,10 @@ class OptimizedModel:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         everyone = self._sharding.all_gather(self.measured)
-        self.micro_batches = [dict(one) for rank in everyone for one in rank]
-        measured, count = add_metrics(self.micro_batches), float(len(self.measured))
-        for one, gradient in zip(self.micro_batches, self._gradients, strict=False):
-            one["gradient"] = gradient
+        measured, count = add_metrics(one for rank in everyone for one in rank), float(len(self.measured))
+        gradients: Iterable[dict[str, float]] = self._gradients or repeat({})
+        parts = (pair for rank in everyone for pair in zip(rank, gradients, strict=False))
+        self.micro_batches = [one | norms for one, norms in parts if one]  # an idle one has no measurements
         if (scale := scale_of(measured) / self._scale.value) != 1.0:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:

@@ -98,6 +98,13 @@ class Whole:
         """Clip gradients to a norm, and return the norm that they had."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
+    def squares(self, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, float]:
+        """Return the sum of the squares of each trained weight's gradients, in float64 and over all ranks, by its name.
+
+        The gradients stay as they are.
+        """
+        return {name: square(gradient_of(weight)) for name, weight in named if weight.requires_grad}
+
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Sum the gradients of weights that all ranks hold, such as those of an adapter, over the ranks."""
         del parameters
@@ -138,3 +145,13 @@ class Whole:
         """Return a copy of a whole tensor, sharded like another one."""
         del like
         return whole.clone()
+
+
+def gradient_of(weight: nn.Parameter) -> Tensor:
+    """Return the gradients of a weight; 0 if no micro-batch has read it yet."""
+    return torch.zeros_like(weight) if weight.grad is None else weight.grad
+
+
+def square(tensor: Tensor) -> float:
+    """Return the sum of the squares of a tensor, in float64."""
+    return float(tensor.detach().double().square().sum())

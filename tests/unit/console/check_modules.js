@@ -89,3 +89,8 @@ assert.deepEqual(byTime, ["r.1", "r.0"]);
 assert.equal(sortable({ name: "rewards" }, [{ rewards: [1, 0] }]), false);
 const idle = (name) => ({ name, rows: [], waits_for: "a row" });
 assert.deepEqual(actors.waits([busy, idle("a.0"), idle("b.0")]), [["a row", ["a.0", "b.0"]]]);
+const { EVENTS } = await import("./page/lib/events.js");
+const told = (kind, body) => EVENTS.find((column) => column.name === "text").show({ kind, body, text: "" });
+assert.equal(told("checkpoint", { version: 3, floor: 0, path: "checkpoints/3.1" }), "version 3 saved in checkpoints/3.1");
+assert.match(told("checkpoint", { version: 3, floor: 2, path: "checkpoints/3.1" }), /steps below 2 are removed$/);
+assert.equal(told("toString", { a: 1 }), "a 1");

@@ -96,6 +96,7 @@ function options(lines, width, use, theme) {
 /**
  * @param {object} props
  * @param {string} props.title
+ * @param {string} [props.about] what the chart shows, in a few words
  * @param {{name: string, curve: object}[]} props.lines
  * @param {number} [props.factor] smoothing
  * @param {string} props.theme
@@ -104,7 +105,7 @@ function options(lines, width, use, theme) {
  * @param {(from: number, to: number) => void} [props.onZoom]
  * @param {(step: number) => void} [props.onPick] called for a click on a step
  */
-export function Chart({ title, lines, factor = 0, theme, unit = "step", at = null, onZoom = () => {}, onPick = () => {} }) {
+export function Chart({ title, about = "", lines, factor = 0, theme, unit = "step", at = null, onZoom = () => {}, onPick = () => {} }) {
   const place = useRef(null);
   const plot = useRef(null);
   const use = useRef({});
@@ -142,6 +143,7 @@ export function Chart({ title, lines, factor = 0, theme, unit = "step", at = nul
         <button aria-label=${`save ${title} as PNG`} onClick=${() => savePng(file, place.current.querySelector("canvas"))}>PNG</button>
       </div>
     </div>
+    ${about && html`<p class="dim">${about}</p>`}
     <div class="chart" ref=${place} role="img" aria-label=${`${title} by ${unit}; newest values: ${summary}`}></div>
     <div class="legend">${shown !== null && html`<b>${unit} ${figure(data[0][shown])}</b>`}${values.map(([name, value], i) => html`<span key=${name}><i style=${{ background: `var(--c${i % COLOURS})` }}></i>${name} ${value === undefined ? "" : figure(value)}</span>`)}</div>
   </section>`;

@@ -72,7 +72,7 @@ export function Strip({ strip, first, number, parameters }) {
       <label>Colour by <select value=${by} onChange=${(e) => change({ colour: e.target.value === "logprob" ? "" : e.target.value }, true)}>${names.map((name) => html`<option key=${name} value=${name}>${LABELS[name] || name}</option>`)}</select></label></div>
     <p class="dim">${by === "mask" ? "Marked tokens are trained." : by === "version" ? `Versions ${versions.join(", ") || "none"}; tokens without a colour were not sampled.` : `From ${figure(limits[0])} to ${figure(limits[1])}; tokens without a colour have no ${LABELS[by] || by}.`}${by === "entropy" ? " High entropies have the colours of low log-probs." : ""} Underlined tokens are trained.</p>
     <pre class="strip" tabindex="0" onClick=${(e) => e.target.dataset.i !== undefined && setAbout(facts(strip, Number(e.target.dataset.i), first))}>${strip.ids.map((_, i) => html`<span key=${i} data-i=${i} class=${`${classOf(strip, by, limits, versions, i)}${strip.mask[i] ? " own" : ""}`} title=${facts(strip, i, first)}>${spelled(strip, i)}</span>`)}</pre>
-    <p role="status">${about || html`<span class="dim">Click a token for its numbers.</span>`}</p>
+    <p role="status">${about || html`<span class="dim">Click a token for its numbers.${strip.texts.length ? "" : " Tokens are shown as ids: the run has no tokenizer on this machine."}</span>`}</p>
     <details><summary>Tokens as a table</summary><${Table} title="Tokens" columns=${columns} rows=${rows()} id=${(row) => row.index} /></details>
   </section>`;
 }

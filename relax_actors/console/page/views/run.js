@@ -10,6 +10,14 @@ import { State } from "../lib/state.js";
 import { Table } from "../lib/table.js";
 
 const FIRST = ["step/reward", "eval/reward", "step/loss", "step/grad_norm", "step/k3", "step/staleness"];
+const ABOUT = {
+  "step/reward": "mean reward of the samples of a step",
+  "eval/reward": "mean reward on held-out prompts",
+  "step/loss": "loss of the policy, which need not fall while the reward grows",
+  "step/grad_norm": "norm of the gradients before they are clipped",
+  "step/k3": "KL divergence (k3) of the trained policy from the sampling policy",
+  "step/staleness": "age of the oldest sample of a step, in versions of the weights",
+};
 const ENDS = ["trained", "in_flight", "dropped", "quarantined"];
 
 function words(name) {
@@ -124,7 +132,7 @@ function Curves({ run, runs, parameters, pulse, theme, evaluated }) {
       <span class="dim">Click in a chart to choose a step, drag to zoom.</span>
     </div>
     ${all.filter((name) => found[name]?.error).map((name) => html`<p key=${name} role="alert" class="bad">${name}: ${found[name].error.message}</p>`)}
-    <div class="grid">${chosen.map((name) => html`<${Chart} key=${name} title=${name} lines=${lines.get(name)} factor=${factor} theme=${theme} at=${at} onZoom=${zoom} onPick=${(step) => change({ at: step }, true)} />`)}</div>
+    <div class="grid">${chosen.map((name) => html`<${Chart} key=${name} title=${name} about=${ABOUT[name]} lines=${lines.get(name)} factor=${factor} theme=${theme} at=${at} onZoom=${zoom} onPick=${(step) => change({ at: step }, true)} />`)}</div>
     ${names.length === 0 && html`<p class="dim">No step has been trained yet.</p>`}
     <${Choice} names=${names} chosen=${chosen} runs=${runs.filter((name) => name !== run)} others=${others} parameters=${parameters} />
   </section>`;

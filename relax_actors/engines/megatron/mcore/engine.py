@@ -21,6 +21,7 @@ from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import checkpoint, process_groups
 from relax_actors.engines.megatron.mcore.adapter import MegatronAdapter, run_adapter
 from relax_actors.engines.megatron.mcore.frozen import freeze
+from relax_actors.engines.megatron.mcore.gradients import Gradients
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, base_weights, conversion_of, trained_head
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer, movable
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
@@ -199,6 +200,11 @@ class MegatronEngine(Profiled):
     def prefixes(self) -> bytes:
         """Digests of the first tensors; see `SupportsPrefixes`."""
         return self._encoder.prefixes()
+
+    def measure_gradients(self) -> None:
+        """Measure the gradients of each micro-batch, unless stages share towers; see `MeasuresGradients`."""
+        if self._optimizer.gradients_are_whole:
+            self._update.norms = Gradients(self._optimizer, self._weights).norms
 
     def _state(self) -> checkpoint.RankState:
         reference = self._update.reference

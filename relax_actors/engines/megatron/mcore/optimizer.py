@@ -112,6 +112,22 @@ class Optimizer:
             self._towers.zero_grad()
         self.inner.zero_grad()
 
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """Yield the memory of the models' gradients."""
+        for model in self.models:
+            yield from (buffer.grad_data for buffer in (*model.buffers, *model.expert_parallel_buffers))
+
+    def sum_gradients(self) -> None:
+        """Sum the gradients over ranks, in place; collective."""
+        if self._towers is not None:
+            self._towers.sum_gradients()
+        finalize_model_grads(self.models)
+
+    @property
+    def gradients_are_whole(self) -> bool:
+        """Whether gradients have all of a micro-batch after its backward pass; not with towers that stages share."""
+        return self._towers is None or not self._towers.spans_stages
+
     def step(self, rate: float, factor: float, measured: Mapping[str, float]) -> dict[str, float]:
         """Sum the gradients over ranks, multiply and clip them, and take a step, unless the loss scale was too large.
 
@@ -126,9 +142,7 @@ class Optimizer:
         Raises:
             FloatingPointError: the norm is not finite, for another reason.
         """
-        if self._towers is not None:
-            self._towers.sum_gradients()
-        finalize_model_grads(self.models)
+        self.sum_gradients()
         if (scale := factor / self.loss_scale.value) != 1.0:
             for model in self.models:
                 model.scale_gradients(scale)
@@ -155,8 +169,7 @@ class Optimizer:
 
         Copies of towers on later pipeline stages are among them.
         """
-        for model in self.models:
-            yield from (buffer.grad_data for buffer in (*model.buffers, *model.expert_parallel_buffers))
+        yield from self.buffers()
         for weight in (p for part in self.parts for group in part.optimizer.param_groups for p in group["params"]):
             # Without copies in float32 the optimizer updates views of the models, whose gradients are views, too.
             yield from (weight, weight.grad) if weight.is_leaf and weight.grad is not None else (weight,)

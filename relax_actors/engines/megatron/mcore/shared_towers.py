@@ -54,7 +54,8 @@ class SharedTowers:
         self._is_current = False
 
     @property
-    def _spans_stages(self) -> bool:
+    def spans_stages(self) -> bool:
+        """Whether pipeline stages share the towers, which are then traversed backward once for all micro-batches."""
         return self._ranks > 1 and self._layout.pipeline > 1
 
     @property
@@ -86,7 +87,7 @@ class SharedTowers:
             What was encoded; None on stages that do not read it, if each micro-batch encodes its own media, or without
             any.
         """
-        if not self._spans_stages or not media:
+        if not self.spans_stages or not media:
             yield None
             return
         self._follow()
@@ -180,7 +181,7 @@ class SharedTowers:
 
     def share_frozen(self) -> None:
         """Train on all stages what the first stage trains; the optimizer calls it before it is built."""
-        if not self._spans_stages:
+        if not self.spans_stages:
             return
         every = list(self._module.parameters())
         flags = torch.tensor([one.requires_grad for one in every], dtype=torch.uint8, device=self._module.device)

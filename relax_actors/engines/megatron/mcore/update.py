@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import torch
@@ -55,6 +56,11 @@ class Update:
     Methods are collective: all ranks must call them in the same order with the same arguments. `dropping` returns the
     context of passes that train, in which inputs of an adapter are dropped, from the number of the first micro-batch in
     the update.
+
+    Attributes:
+        measured: measurements of each micro-batch of the last update, of all ranks.
+        reference: reference of the KL penalty, if this engine computes it.
+        norms: returns the norms of the accumulated gradients, which `measured` then has; collective.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class Update:
         self._steps_to_comparison = 0
         self.measured: list[dict[str, float]] = []
         self.reference: Reference | None = None
+        self.norms: Callable[[], dict[str, float]] | None = None
         self.discard()
 
     def discard(self) -> None:
@@ -76,6 +83,7 @@ class Update:
         self._kept: list[Part] = []
         self._shared: list[dict[str, float]] = []
         self._local: list[dict[str, float]] = []
+        self._norms: list[dict[str, float]] = []
 
     def begin(self, coefficients: Coefficients) -> None:
         """Begin an update."""
@@ -235,7 +243,8 @@ class Update:
         """
         shared = (self._shared, log_ratios) if reports_metrics() else ([], [])
         gathered = all_gather_messages([*shared, self._local])
-        self.measured = [part for shared, _, _ in gathered for part in shared]
+        norms: Iterable[dict[str, float]] = self._norms or repeat({})
+        self.measured = [part | own for shared, _, _ in gathered for part, own in zip(shared, norms, strict=False)]
         metrics = add_metrics(part for shared, _, local in gathered for part in [*shared, *local])
         return metrics, [array for _, log_ratios, _ in gathered for array in log_ratios]
 
@@ -247,12 +256,27 @@ class Update:
         progress: Callable[[], None],
         score: Score,
     ) -> list[dict[str, float]]:
-        """Accumulate the gradients of all micro-batches; returns metrics on the last stage."""
-        if self._replay is not None:
-            self._replay.begin(replays=True, trains=True)
-        start, replay = self._trained, self._replay
-        self._trained += len(batches)
-        with self._dropping(start):
-            return self._schedule.run(
-                self._models, batches, samples, loss_function, progress, score=score, replay=replay
-            )
+        """Accumulate the gradients of all micro-batches; returns metrics on the last stage.
+
+        Where gradients are measured, the schedule gets as few micro-batches at once as it takes. The gradients of each
+        rank are added up in the same order.
+        """
+        size, measured = len(batches), list[dict[str, float]]()
+        if self.norms is not None:
+            size = self._pipeline if self._virtual > 1 else 1
+        for first in range(0, len(batches), size):
+            if self._replay is not None:
+                self._replay.begin(replays=True, trains=True)
+            some = batches[first : first + size]
+
+            def loss_of(number: int, *given: Any, first: int = first) -> tuple[Tensor, dict[str, float]]:
+                return loss_function(first + number, *given)
+
+            with self._dropping(self._trained):
+                measured += self._schedule.run(
+                    self._models, some, samples, loss_of, progress, score=score, replay=self._replay
+                )
+            self._trained += len(some)
+            if self.norms is not None:
+                self._norms += [self.norms()] * len(some)
+        return measured
