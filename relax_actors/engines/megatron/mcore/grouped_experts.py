@@ -25,10 +25,11 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
     Experts with adapters are computed one by one, because their linear layers add the adapters.
     """
 
+    local_experts: nn.ModuleList
+
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        experts: nn.ModuleList = self.local_experts
-        self.local_experts = LastFirst(experts)
+        self.local_experts = LastFirst(self.local_experts)
         for layer in (INNER, OUTER):
             weights = self._weights(layer)
             for weight, row in zip(weights, torch.stack([weight.data for weight in weights]), strict=True):
