@@ -7,7 +7,8 @@ each seed, one run at a time; a run takes about a minute on two idle cores. Accu
 prompts with the exact answer, greedily, measured every 50 steps. The control gives random rewards: it shows what the
 warm start alone has learned. With `--results` each finished run is added to a file, and runs that the file holds with
 the same settings are not repeated, so that an interrupted benchmark goes on. `--page` writes the table of all runs as a
-page of the documentation. Exit code 1 if a preset ends below 0.9 with its median seed.
+page of the documentation; the page keeps its rows of presets that have no run. Exit code 1 if a preset ends below 0.9
+with its median seed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ RUN_SECONDS = 3600.0
 ATTEMPTS = 3
 """How often a run is started: it resumes where it gave up, as on a machine too busy for its heartbeats."""
 CONTROL = "random rewards"
+EARLIER = " (earlier)"
+"""Mark of a row that the page keeps."""
+BEFORE = "measured when training still drew most of the held-out prompts, and with settings of that time."
 COLUMNS = ("preset", "source", "seeds", "accuracy at the start", "at the end", f"steps to {GOAL}")
 INTRO = """
 # Algorithms on the task of the demo
@@ -138,7 +142,8 @@ def rows(results: Sequence[Result]) -> Iterator[list[str]]:
 
 
 def _spread(values: Sequence[float], form: str) -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+    spread = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{statistics.median(values):{form}}{spread}"
 
 
 def missing_runs(results: Sequence[Result], presets: Iterable[str], seeds: Sequence[int]) -> Iterator[str]:
@@ -151,8 +156,22 @@ def missing_runs(results: Sequence[Result], presets: Iterable[str], seeds: Seque
         yield f"Seeds that are not measured for all presets of the table: {', '.join(partly)}."
 
 
-def page(results: Sequence[Result], settings: dict[str, list[str]], seeds: Sequence[int]) -> str:
-    """Return the page of the documentation."""
+def earlier_rows(page: Path) -> dict[str, str]:
+    """Return the rows of the table of an existing page by preset, marked as earlier ones."""
+    lines = page.read_text().splitlines() if page.exists() else []
+    cells = {line: line.split(" | ") for line in lines if line.count(" | ") == len(COLUMNS) - 1}
+    names = {line: each[0].lstrip("| ").removesuffix(EARLIER) for line, each in cells.items()}
+    return {
+        name.strip("`"): f"| {name}{EARLIER} | {' | '.join(cells[line][1:])}"
+        for line, name in names.items()
+        if name.strip("`") in {*PRESETS, CONTROL}
+    }
+
+
+def page(
+    results: Sequence[Result], settings: dict[str, list[str]], seeds: Sequence[int], earlier: dict[str, str]
+) -> str:
+    """Return the page of the documentation; `earlier` are rows of presets that may have no run."""
     config = load_config(TASK, [])
     intro = INTRO.format(
         steps=steps_of([]),
@@ -164,10 +183,15 @@ def page(results: Sequence[Result], settings: dict[str, list[str]], seeds: Seque
         control=CONTROL[0].upper() + CONTROL[1:],
     )
     lines = [intro.strip(), "", "| " + " | ".join(COLUMNS) + " |", "| --- | --- | ---: | ---: | ---: | ---: |"]
-    lines += [
-        "| " + " | ".join([f"`{row[0]}`" if row[0] in PRESETS else row[0], *row[1:]]) + " |" for row in rows(results)
-    ]
-    if gaps := list(missing_runs(results, settings, seeds)):
+    measured = {
+        row[0]: "| " + " | ".join([f"`{row[0]}`" if row[0] in PRESETS else row[0], *row[1:]]) + " |"
+        for row in rows(results)
+    }
+    both = earlier | measured
+    lines += [both[preset] for preset in settings if preset in both]
+    if earlier.keys() - measured.keys():
+        lines += ["", f"*{EARLIER.strip(' ()')}*: {BEFORE}"]
+    if gaps := list(missing_runs(results, [preset for preset in settings if preset not in earlier], seeds)):
         lines += ["", *gaps]
     lines += ["", "Settings besides the name of the preset:", "", "| preset | settings |", "| --- | --- |"]
     lines += [
@@ -209,7 +233,7 @@ def main() -> None:
         table.add_row(*row)
     console.print(table)
     if options.page is not None:
-        options.page.write_text(page(wanted, known, options.seeds))
+        options.page.write_text(page(wanted, known, options.seeds, earlier_rows(options.page)))
     lasts = {p: [each.last for each in wanted if each.preset == p] for p in options.presets if p != CONTROL}
     below = [preset for preset, last in lasts.items() if last and statistics.median(last) < GOAL]
     if below:

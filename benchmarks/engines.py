@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -39,21 +40,32 @@ from relax_actors.supervision.pools import server_launch
 from relax_actors.weights import files as weights
 
 PROMPTS, SAMPLES, LENGTH = 16, 8, 12
-START_SECONDS = 180.0
+START_SECONDS = 600.0
 Engine: TypeAlias = TransformersEngine | SglangEngine
 
 
-def config_of(folder: Path, hidden: int, layers: int) -> Config:
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of a model, and the precision of its server."""
+
+    hidden: int
+    layers: int
+    vocabulary: int = 512
+    precision: str = "float32"
+
+
+def config_of(folder: Path, size: Size, device: str = "cpu") -> Config:
     """Configuration of a run with a model of random weights."""
+    heads = max(4, size.hidden // 64)
     model = {
         "model_type": "qwen3",
-        "vocab_size": 512,
-        "hidden_size": hidden,
-        "intermediate_size": hidden * 11 // 4,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": hidden // 4,
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden,
+        "intermediate_size": size.hidden * 11 // 4,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2 if heads % 2 == 0 else heads,
+        "head_dim": size.hidden // heads,
         "max_position_embeddings": 512,
         "tie_word_embeddings": True,
     }
@@ -61,7 +73,8 @@ def config_of(folder: Path, hidden: int, layers: int) -> Config:
         "run": {"name": "engines", "folder": str(folder)},
         "model": {"architecture": model, "tokenizer": {"alphabet": "0123456789#"}},
         "data": {"kind": "python", "function": "nothing"},
-        "rollout": {"backend": "sglang", "max_concurrent_prompts": PROMPTS, "group_size": SAMPLES, "device": "cpu"},
+        "trainer": {"precision": size.precision},
+        "rollout": {"backend": "sglang", "max_concurrent_prompts": PROMPTS, "group_size": SAMPLES, "device": device},
     }
     config = validate(tree, "benchmark")
     prepare(config, config.model_path)
@@ -111,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        config = config_of(Path(scratch) / "run", options.hidden, options.layers)
+        config = config_of(Path(scratch) / "run", Size(options.hidden, options.layers))
         model = build(config.model_path, seed=0)
         shard = Path(scratch) / "model.safetensors"
         weights.save(tensors_of(model), shard)

@@ -84,7 +84,8 @@ def measure(layout: str, chosen: argparse.Namespace, *, share: bool) -> dict[str
     section, ranks = LAYOUTS[layout], int(np.prod([*LAYOUTS[layout].values()]))
     with tempfile.TemporaryDirectory() as folder:
         megatron = {"ranks": ranks, "share_towers": share, **section}
-        settings = {"backend": "megatron", "megatron": megatron, "max_tokens_per_microbatch": chosen.patches}
+        most = chosen.images * chosen.patches // 2  # several images a micro-batch, which ranks share out
+        settings = {"backend": "megatron", "megatron": megatron, "max_tokens_per_microbatch": most}
         config = config_of(Path(folder), architecture(chosen.depth), **settings)
         group = TrainerGroup(config)
         try:

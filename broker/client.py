@@ -73,6 +73,9 @@ class Client(nats.aio.client.Client):
     A request waits while the client is disconnected: nats-py would buffer it with those that repeat it, send them all
     at the next connection, and keep the future of each that does not fit into the buffer.
 
+    A flush is answered after everything that was sent before it: nats-py writes its ping ahead of pending commands, so
+    that a subscription may begin after the flush that follows it.
+
     With TLS configured it refuses a server without TLS, and with credentials a server that asks for none, because that
     is another server at the same address.
     """
@@ -113,6 +116,13 @@ class Client(nats.aio.client.Client):
         subscription = await self.subscribe(subject, cb=never)
         self._direct[subscription._id] = handle  # noqa: SLF001
         return subscription
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        transport: Any = self._transport
+        if self.is_connected and self._pending:
+            transport.writelines(self._pending[:])
+            self._pending, self._pending_data_size = [], 0
+        await super()._send_ping(future)
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._direct.pop(sid, None)

@@ -57,7 +57,7 @@ class OrderedConsumer:
         self.backlog: int | None = None
         """Number of matching messages when the consumer was first created; None before."""
         self.drained = False
-        """Whether the last empty batch came because the consumer had read all messages."""
+        """Whether the last empty batch came because all messages had been read."""
         self._connection = connection
         self._stream = stream
         self._filters = filters
@@ -81,6 +81,8 @@ class OrderedConsumer:
         self._consumer, self._delivered = info["name"], 0
         if self.backlog is None:
             self.backlog = int(info.get("num_pending", 0))
+            # In a cluster the server of the consumer may not have all messages yet.
+            self.drained = self.backlog == 0 and not info.get("cluster")
         pull = PullSubscription(self._connection, self._stream, self._consumer, self._credit)
         await pull.start()
         return pull
@@ -102,7 +104,7 @@ class OrderedConsumer:
             return await self._connection.js.add_consumer(self._stream, spec)
 
         info = await self._connection.retry(create, f"follow {', '.join(self._filters)}")
-        return {"name": info.name, "num_pending": info.num_pending or 0}
+        return {"name": info.name, "num_pending": info.num_pending or 0, "cluster": info.cluster}
 
     async def _reset(self, name: str) -> dict[str, Any]:
         """Reset the durable consumer to sequence `_next`; its own sequence restarts at 1."""
@@ -134,13 +136,16 @@ class OrderedConsumer:
     async def batches(self, limit: int = 256, tick: float = 5.0) -> AsyncIterator[list[Msg]]:
         """Yield lists of at most `limit` messages in stream order.
 
-        Yields an empty list after `tick` seconds without a message.
+        Yields an empty list after `tick` seconds without a message, and at once if there is none at first.
         """
         while True:
             if self._pull is None:
+                is_first = self.backlog is None
                 self._pull = await self._open()
                 if self._woken:
                     self._pull.wake()
+                if is_first and self.drained:
+                    yield []
             taken = await self._pull.fetch(limit, tick)
             good = []
             for message in taken:

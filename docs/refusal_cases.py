@@ -227,6 +227,7 @@ LAYOUTS = (
     Layout("layers of the last stage", {"ranks": 2, "pipeline_parallel": 2, "last_stage_layers": 4}),
     Layout("uneven virtual stages", {"ranks": 1, "first_stage_layers": 2}),
     Layout("experts of a dense model", {"ranks": 2, "expert_parallel": 2}),
+    Layout("grouped experts of a dense model", {"grouped_experts": True}),
     Layout("experts without sequence parallelism", {"ranks": 2, "tensor_parallel": 2}, MIXTURE),
     Layout(
         "gradients of experts",

@@ -10,26 +10,35 @@ from relax_actors import Task
 SIGNS = {"add": "+", "sub": "-", "mul": "*"}
 NUMBERS = range(10, 100)
 PARTS = 8
-"""Parts of all tasks, of which one is held out: training never sees it."""
-ARGUMENTS = (0, 1, 7)
+"""Parts of all numbers, of which one is held out: no function with such a number is trained, in no stage."""
+ARGUMENTS = (1, 7)
 """Arguments that the tests of a function use."""
 
 
-def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:
-    """Return `size` tasks with tests; their answers are examples for the first stage, which no reward reads."""
+def make(*, size: int | None, seed: int, held_out: bool = False, mistakes: float = 0.0) -> list[Task]:
+    """Return `size` functions to write, with tests and an example of the code, which no reward reads.
+
+    A share of `mistakes` of the examples computes something else, as code that people collect does. Held-out functions
+    are all different ones, as many as there are or `size`.
+    """
     source = random.Random(seed)  # noqa: S311 not a secret
-    every = [(name, number) for name in SIGNS for number in NUMBERS]
-    own = [each for each in every if (zlib.crc32(f"{each}".encode()) % PARTS == 0) == held_out]
-    drawn = own[:size] if held_out else source.choices(own, k=size or 4000)
-    return [task(*each) for each in drawn]
-
-
-def task(name: str, number: int) -> Task:
-    """Return a task: what `f` does with its argument, an example of its code, and what it gives for some arguments."""
-    tests = [f"assert f({value}) == {result(name, value, number)}" for value in ARGUMENTS]
-    return Task(f"{name} {number}>", f"def f(x):return x{SIGNS[name]}{number}", {"tests": tests})
+    numbers = [number for number in NUMBERS if (zlib.crc32(f"{number}".encode()) % PARTS == 0) == held_out]
+    every = [(name, number) for number in numbers for name in SIGNS]
+    drawn = every[:size] if held_out else source.choices(every, k=size or 4000)
+    return [_task(name, number, _sign(name, mistakes, source)) for name, number in drawn]
 
 
 def result(name: str, value: int, number: int) -> int:
     """Return what the function of a task gives for an argument."""
     return {"add": value + number, "sub": value - number, "mul": value * number}[name]
+
+
+def _task(name: str, number: int, sign: str) -> Task:
+    tests = [f"assert f({value}) == {result(name, value, number)}" for value in ARGUMENTS]
+    return Task(f"{name} {number}>", f"def f(x):return x{sign}{number}", {"tests": tests})
+
+
+def _sign(name: str, mistakes: float, source: random.Random) -> str:
+    """Return the sign of an operation, or with a probability of `mistakes` that of another operation."""
+    wrong = [sign for other, sign in SIGNS.items() if other != name]
+    return source.choice(wrong) if source.random() < mistakes else SIGNS[name]

@@ -19,6 +19,7 @@ from relax_actors.engines.protocols.footprint import (
     WEIGHT_BYTES,
     Footprint,
     follower_bytes,
+    served_bytes,
 )
 from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, spec_of
@@ -103,9 +104,9 @@ def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
         # With an adapter the reference is the model without it.
         has_reference = role.startswith("trainer") and config.computes_reference and config.lora is None
         reference = WEIGHT_BYTES["float32"] * _share(config, role) if has_reference else 0
-        # A server holds the weights in use and the next ones; a teacher's are frozen.
+        # A teacher's weights are frozen, so they are there once.
         is_served = footprint.process_bytes > PROCESS_BYTES
-        of_writer = footprint.parameter_bytes / 2 if is_served else WEIGHT_BYTES["float32"]
+        of_writer = served_bytes(config) if is_served else WEIGHT_BYTES["float32"]
         writers = sum(_writers(config, role)) * of_writer
         return int(facts.parameters * (footprint.parameter_bytes + reference) + writers)
     if role not in config.roles or not spec_of(config, role).device:

@@ -123,13 +123,15 @@ class TensorFile:
     """Safetensors file whose tensors are written one at a time, in any order.
 
     A file that is there is replaced, so a process that has mapped it keeps its tensors. `forms` are of all tensors, by
-    name.
+    name. An open descriptor in place of a path stays open.
 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.
     """
 
-    def __init__(self, path: Path, forms: Mapping[str, TensorForm], metadata: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: Path | int, forms: Mapping[str, TensorForm], metadata: Mapping[str, str] | None = None
+    ) -> None:
         header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
         end = 0
         # Every tensor is aligned to its elements if the wider ones come first.
@@ -140,9 +142,9 @@ class TensorFile:
         text += b" " * (-len(text) % 8)
         self._begin = 8 + len(text)
         self._offsets = {name: header[name]["data_offsets"][0] for name in forms}
-        if path.is_file():
+        if isinstance(path, Path) and path.is_file():
             path.unlink()
-        self._file = path.open("wb")
+        self._file = open(path, "wb", closefd=isinstance(path, Path))  # noqa: SIM115 closed by __exit__
         self._file.write(len(text).to_bytes(8, "little") + text)
 
     def write(self, name: str, tensor: Tensor) -> None:
@@ -157,8 +159,8 @@ class TensorFile:
         self._file.close()
 
 
-def save(tensors: Mapping[str, Tensor], path: Path, base: str | None = None) -> None:
-    """Write tensors as a safetensors file; a delta names the fingerprint of its `base`.
+def save(tensors: Mapping[str, Tensor], path: Path | int, base: str | None = None) -> None:
+    """Write tensors as a safetensors file, also to an open descriptor; a delta names the fingerprint of its `base`.
 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.

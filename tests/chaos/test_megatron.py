@@ -21,6 +21,7 @@ REPLAYED = (
     *(f"model.architecture.{name}={value}" for name, value in EXPERTS.items()),
     "trainer.router_replay=true",
     "trainer.megatron.expert_parallel=2",
+    "trainer.megatron.grouped_experts=true",
 )
 # One row is a micro-batch, and rows come one after the other: two ranks compute on rows 0 and 1 when row 2 is there.
 STREAMED = ("trainer.max_tokens_per_microbatch=64", "reward.function=tiny_tasks.slow_share_of_sevens")

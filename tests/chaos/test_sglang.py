@@ -37,7 +37,7 @@ ON_POLICY = (*SERVED, "staleness.max=0", "run.deterministic=true", "run.steps=6"
 ADAPTER = SUPPORT / "tiny_adapter.toml"
 SAMPLED = ("rollout.group_size=4", "rollout.max_tokens=6", "reward.function=tiny_tasks.share_of_sevens")
 """What a run that trains an adapter has besides, to sample its rows."""
-TURNS = ("placement.colocate=[['rollout', 'trainer']]",)
+TURNS = ("placement.colocate=[['rollout', 'trainer']]", "rollout.sglang.weights=shared")
 LONG = 600.0
 
 

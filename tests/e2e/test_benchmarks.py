@@ -86,6 +86,9 @@ PROGRAMS = {
     "sft_vs_trl.py": Program(
         "--rows 4 --steps 4 --warm-up 1 --repeats 1 --any-load", (r"sft: ratio \d", r"dpo: ratio \d"), ("trl",)
     ),
+    "server_weights.py": Program(
+        "--hidden 64 --layers 2 --vocabulary 512 --repeats 1", (r"disk +stage", r"shared +stage"), ("sglang",)
+    ),
     "simulate.py": Program("--time-scale 0.002 --steps 1", (r"times colocated",), misses=True),
     "soak.py": Program("--steps 24 --every 12", (r"lost 0",), misses=True),
     "start.py": Program("--rounds 1", (r"zygote +\d", r"first step after +\d")),

@@ -36,6 +36,6 @@ def test_model_writes_programs_that_pass_tests(tmp_path: Path) -> None:
     settings = ("stages.grpo.run.steps=3", "stages.grpo.eval.rows=8", "stages.grpo.eval.every=0")
     result = Run(tmp_path, "code", list(settings), config=EXAMPLES / "code" / "code.toml").complete()
     sft, grpo = result["stages"]["sft"], result["stages"]["grpo"]
-    assert (sft["trained"], grpo["trained"], grpo["quarantined"]) == (60 * 32, 3 * 8, 0)
+    assert (sft["trained"], grpo["trained"], grpo["quarantined"]) == (100 * 32, 3 * 8, 0)
     # Some of the programs run and give the right numbers.
     assert grpo["reward_last"] > 0

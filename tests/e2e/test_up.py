@@ -25,7 +25,7 @@ from relax_actors.messages import Trajectory
 from relax_actors.monitoring.connection import connected
 from tests.support.faults import story_of
 from tests.support.messages import assert_says
-from tests.support.running import SUPPORT, TINY, Run, processes_of, relax, settings_of, wait_until
+from tests.support.running import SUPPORT, TINY, Run, processes_of, relax, relax_here, settings_of, wait_until
 
 MakeRun = Callable[..., Run]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -62,13 +62,13 @@ def test_run_trains_to_the_end_and_leaves_only_its_folder(make_run: MakeRun, tmp
     assert run.folder.reward_plot.read_bytes().startswith(b"\x89PNG")
     again = run.complete()
     assert again["weights_fingerprint"] == result["weights_fingerprint"]
-    assert "the ledger is complete" in relax("ledger", "whole", cwd=tmp_path).stdout
+    assert "the ledger is complete" in relax_here("ledger", "whole", cwd=tmp_path).stdout
     with connected(str(run.folder.root)) as at:
         subject = at.table.subjects.numbered("batch", 3)
         cell = at.table.get(subject)
         assert cell is not None
         at.table.remove([cell])
-    broken = relax("ledger", "whole", cwd=tmp_path)
+    broken = relax_here("ledger", "whole", cwd=tmp_path)
     assert (broken.returncode, "step 3 has weights but no batch" in broken.stdout) == (1, True), broken.stdout
 
 
@@ -254,11 +254,12 @@ def test_invalid_setting_is_named(setting: str, message: str, tmp_path: Path, mo
     assert message in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
         ("unfit", "roles.unready does not fit run unfit; remove it"),
-        pytest.param("bug", "ZeroDivisionError: integer division or modulo by zero", marks=pytest.mark.slow),
+        ("bug", "ZeroDivisionError: integer division or modulo by zero"),
     ],
 )
 def test_run_whose_streams_cannot_be_created_ends_with_the_reason(make_run: MakeRun, name: str, reason: str) -> None:
@@ -276,7 +277,7 @@ def test_missing_model_folder_is_refused_by_name(tmp_path: Path) -> None:
     config = tmp_path / "no_model.toml"
     config.write_text(text[:start] + '[model]\npath = "nothing"\n\n' + text[end:])
     (tmp_path / "tiny_tasks.py").write_text((SUPPORT / "tiny_tasks.py").read_text())
-    done = relax("check", str(config), cwd=tmp_path)
+    done = relax_here("check", str(config), cwd=tmp_path)
     assert done.returncode == 2
     assert_says(done.stderr, "model folder", "config.json")
 
@@ -298,11 +299,11 @@ def test_data_file_without_prompts_is_refused_and_a_bad_line_is_noted(tmp_path: 
     (tmp_path / "tiny_tasks.py").write_text((SUPPORT / "tiny_tasks.py").read_text())
     (tmp_path / "config.toml").write_text(text)
     (tmp_path / "data.jsonl").write_text('{"question": "12>"}\n{"question": "3>"}\n')
-    done = relax("check", "config.toml", cwd=tmp_path)
+    done = relax_here("check", "config.toml", cwd=tmp_path)
     assert done.returncode == 2
     assert "data.fields.prompt" in done.stderr
     (tmp_path / "data.jsonl").write_text('{"prompt": "12>", "answer": "1"}\n{"question": "3>"}\n')
-    done = relax("check", "config.toml", cwd=tmp_path)
+    done = relax_here("check", "config.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_says(done.stderr, "1 of the first 2 rows", "quarantined")
 
@@ -324,13 +325,13 @@ def test_unwritable_run_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
 
 def test_check_prints_findings_and_starts_nothing(tmp_path: Path) -> None:
     demo = str(EXAMPLES / "demo" / "demo.toml")
-    done = relax("check", demo, "run.steps=10", cwd=tmp_path)
+    done = relax_here("check", demo, "run.steps=10", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert_says(done.stderr, "trainer.warmup_steps = 50", "run.steps = 10")
     assert "128 completions" in done.stderr
     assert "ok: this configuration can be run" in done.stderr
-    refused = relax("check", demo, "rollout.stop=['1x']", "advantages.reads=nothing", cwd=tmp_path)
+    refused = relax_here("check", demo, "rollout.stop=['1x']", "advantages.reads=nothing", cwd=tmp_path)
     assert refused.returncode == 2
     assert "failed: 2 errors" in refused.stderr
     assert list(tmp_path.iterdir()) == []
@@ -338,7 +339,7 @@ def test_check_prints_findings_and_starts_nothing(tmp_path: Path) -> None:
 
 def test_check_prints_the_resolved_configuration_without_passwords(tmp_path: Path) -> None:
     settings = ("run.steps=70", "broker.url=nats://me:secret@127.0.0.1:9")
-    done = relax("check", str(EXAMPLES / "demo" / "demo.toml"), *settings, "--resolved", cwd=tmp_path)
+    done = relax_here("check", str(EXAMPLES / "demo" / "demo.toml"), *settings, "--resolved", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert shown["run"]["steps"] == 70

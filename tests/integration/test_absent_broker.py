@@ -15,6 +15,7 @@ from shutil import copytree
 from threading import Event
 
 import pytest
+from nats.aio.msg import Msg
 
 from broker.address import Address
 from broker.connection import Connection
@@ -25,6 +26,7 @@ from broker.server import Server
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.messages import assert_says
 from tests.support.running import wait_until
+from tests.support.stopping_proxy import StoppingProxy
 
 REQUESTS, LARGE = 100, bytes(64 << 10)
 
@@ -157,3 +159,21 @@ def test_request_of_a_revoked_process_ends_with_the_remedy(
         with pytest.raises(BrokerError) as ended:
             connection.call(connection.retry(publish, "publish"), 60)
     assert_says(ended.value, guarded.url, f"{old}/nats.creds", "revoked", "relax keys")
+
+
+def test_flush_follows_the_subscription_before_it(address: Address) -> None:
+    """nats-py writes the ping of a flush before the commands that wait to be written."""
+    proxy = StoppingProxy(address, b"never sent", 0)
+
+    async def ignore(message: Msg) -> None:
+        """Do nothing with a message."""
+
+    with closing(proxy), closing(Connection(proxy.address, "test")) as connection:
+
+        async def subscribe() -> None:
+            await connection.nc.subscribe("relax.t.probe", cb=ignore)
+            await connection.nc.flush(30)
+
+        connection.call(subscribe(), 60)
+        sent = bytes(proxy.sent)
+    assert sent.index(b"SUB relax.t.probe ") < sent.rindex(b"PING")

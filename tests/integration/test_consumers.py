@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.codec import encode
 from broker.connection import Connection
 from broker.leases import Failures, RunState
 from broker.ordered_consumer import OrderedConsumer
@@ -46,6 +47,20 @@ def test_ordered_consumer_continues_after_its_consumer_is_deleted(table: Table) 
     seen = future.result(30)
     assert sorted(seen[:4]) == [0, 1, 2, 3]
     assert seen[4:] == list(range(4, 20))
+
+
+def test_reader_of_subjects_without_a_message_learns_it_at_once(table: Table) -> None:
+    async def work() -> tuple[int, bool, list[int]]:
+        consumer = OrderedConsumer(table.connection, table.subjects.table_stream, [table.subjects.column("dropped")])
+        batches = consumer.batches(tick=600)
+        empty, drained = await anext(batches), consumer.drained
+        await table.put_async(table.subject(RowId(0, 7), "dropped"), encode(Dropped("x", ""), "test.0#1"))
+        first = await anext(batches)
+        await consumer.close()
+        return len(empty), drained, [table.subjects.parse(message.subject).index for message in first]
+
+    assert table.connection.call(work(), 60) == (0, True, [7])
+    assert table.snapshot([table.subjects.column("quarantined")], caught_up=True) == []
 
 
 def test_pool_redelivers_unacknowledged_messages(table: Table) -> None:

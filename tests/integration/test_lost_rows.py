@@ -96,7 +96,7 @@ def test_lost_rows_are_delivered_again_and_slow_ones_are_not(table: Table, guard
         assert events.seen == [("row_lost", name) for name in names]
         assert redelivered(table) == names
         # The other six prompts are being handled, or wait; then come the two rows, once each.
-        rest = rollout.take(8, 3.0)
+        rest = rollout.take_all(5)
         assert {name for name in rest if "redeliver" in name} == {f"{name}.redeliver-rollout" for name in names}
         rows = {row for name in (*rest, *sorted(taken)[2:]) for row in [name.rpartition(".")[0]]}
         assert rows == {str(row) for row in ROWS}
@@ -159,7 +159,7 @@ def test_a_root_killed_in_the_middle_leaves_nothing_undone(
         assert redelivered(table) == [str(row) for row in ROWS]
         table.connection.call(ensure_run_streams(table.connection, CONFIG), 60)
         lost_rows_in(table, events).check()
-        assert sorted(rollout.take(9, 3.0)) == [f"{row}.redeliver-rollout" for row in ROWS]
+        assert sorted(rollout.take_all(8)) == [f"{row}.redeliver-rollout" for row in ROWS]
         assert "row_quarantined" not in {kind for kind, _ in events.seen}
 
 

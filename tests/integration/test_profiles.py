@@ -84,11 +84,11 @@ def test_actor_that_waits_between_two_steps_drops_its_profile_at_the_deadline(
 ) -> None:
     trainer = make_trainer()
     run = table.subjects.run
-    asked = Asked(connection, run, 2, 4.0)
+    asked = Asked(connection, run, 2, 2.0)
     asked.wait_for_state()
     put_step(table, 0, version=0)
     read_all(table, trainer)
-    with pytest.raises(ConfigError, match=r"trainer\.0 did [01] of 2 steps in 4 s"):
+    with pytest.raises(ConfigError, match=r"trainer\.0 did [01] of 2 steps in 2 s"):
         asked.answer.result(20)
     again = Asked(connection, run, 1)
     again.wait_for_state()

@@ -17,7 +17,7 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.messages import assert_says
-from tests.support.running import TINY, relax
+from tests.support.running import TINY, relax_here
 
 RUN = "faraway"
 HOST = "broker-of-containers.invalid"
@@ -55,7 +55,7 @@ class Elsewhere:
 
     def error_of(self, code: int, *arguments: str) -> str:
         """Run a command that must fail with an exit code; return its whole output."""
-        done = relax(*arguments, cwd=self.cwd)
+        done = relax_here(*arguments, cwd=self.cwd)
         assert (done.returncode, done.stdout) == (code, ""), done.stderr
         return done.stderr
 
@@ -99,7 +99,7 @@ def test_missing_credentials_are_reported_with_the_command_that_copies_them(
 
 def test_published_address_is_used_where_the_name_is_unknown(elsewhere: Elsewhere) -> None:
     elsewhere.record(f"broker.published={elsewhere.published}")
-    done = relax("ledger", RUN, "--credentials", str(elsewhere.guarded.keys), cwd=elsewhere.cwd)
+    done = relax_here("ledger", RUN, "--credentials", str(elsewhere.guarded.keys), cwd=elsewhere.cwd)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("the ledger is complete\n")
 
@@ -109,7 +109,7 @@ def test_address_and_credentials_of_one_user_are_enough_for_every_verb(elsewhere
     own = elsewhere.guarded.keys / "operator"
     given = ["--broker", elsewhere.published, "--credentials", str(own)]
     for verb in (["status", RUN], ["tree", RUN], ["tree", RUN, "--json"], ["ledger", RUN], ["quarantine", "list", RUN]):
-        done = relax(*verb, *given, cwd=elsewhere.cwd)
+        done = relax_here(*verb, *given, cwd=elsewhere.cwd)
         assert (done.returncode, done.stderr) == (0, ""), verb
 
 
@@ -178,5 +178,5 @@ def test_nothing_is_created_on_a_server_that_has_another_run(address: Address, e
 
 @pytest.mark.parametrize("url", ["nats://127.0.0.1:99999", "nats://:4222", "http://127.0.0.1:4222", "127.0.0.1"])
 def test_invalid_address_is_reported(tmp_path: Path, url: str) -> None:
-    done = relax("monitor", RUN, "--broker", url, cwd=tmp_path)
+    done = relax_here("monitor", RUN, "--broker", url, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, f"relax: broker address {url!r} is invalid; write nats://host:port\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from relax_actors.data.model_folder import measure
 from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.server import Server, ServerGoneError
-from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, DiskLoader, StagedWeights, TensorLoader
+from relax_actors.engines.sglang.weight_loaders import (
+    BroadcastLoader,
+    DiskLoader,
+    SharedLoader,
+    StagedWeights,
+    WeightLoader,
+)
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.errors import ActorError, EngineError
 from tests.conformance.base.inference_engine import pairs_of
@@ -50,10 +57,30 @@ def shards(kept: Kept, tmp_path: Path, scale: float = 1.0) -> tuple[str, list[Pa
     return publish(tensors(kept, scale), tmp_path / f"{scale}.safetensors")
 
 
-@pytest.mark.parametrize("way", ["tensors", "group"])
-def test_weights_from_memory_are_served_under_their_version(kept: Kept, tmp_path: Path, way: str) -> None:
-    loaders = {"tensors": TensorLoader(1), "group": BroadcastLoader(1)}
-    with engine_of(kept, loaders[way]) as engine:
+def loader_of(kept: Kept, way: str) -> WeightLoader:
+    """Loader of a value of `rollout.sglang.weights`."""
+    if way == "group":
+        return BroadcastLoader(kept.config.rollout.sglang.tensor_parallel)
+    return {"disk": DiskLoader, "shared": SharedLoader}[way](kept.folder.server(0).with_suffix(""))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    """A server of two ranks that share each layer."""
+    folder = tmp_path_factory.mktemp("pair")
+    pair = Kept(config_of(folder, DENSE, run={"deterministic": False}, rollout={"sglang": {"tensor_parallel": 2}}))
+    yield pair
+    pair.close()
+
+
+@pytest.mark.parametrize("server", ["kept", "pair"])
+@pytest.mark.parametrize("way", ["disk", "shared", "group"])
+def test_weights_are_served_under_their_version(
+    request: pytest.FixtureRequest, tmp_path: Path, way: str, server: str
+) -> None:
+    kept: Kept = request.getfixturevalue(server)
+    ranks = kept.config.rollout.sglang.tensor_parallel
+    with engine_of(kept, loader_of(kept, way)) as engine:
         engine.load(3, *shards(kept, tmp_path))
         engine.stage(4, tensors(kept, 0.7))
         assert engine.version == 3
@@ -65,6 +92,7 @@ def test_weights_from_memory_are_served_under_their_version(kept: Kept, tmp_path
         check_logprobs(kept.config, [*before, *after], {3: 1.0, 4: 0.7}, 1e-5)
         with pytest.raises(StoreError, match="nothing can be swapped"):
             engine.swap()
+        assert len({title for title in kept.processes().values() if "scheduler" in title}) == ranks
 
 
 def test_samples_beyond_the_places_of_a_server_wait_for_others(tmp_path: Path) -> None:
@@ -146,12 +174,12 @@ def test_a_server_that_timed_out_during_a_weight_update_is_abandoned(kept: Kept,
 
 
 def test_an_update_left_open_by_an_earlier_incarnation_is_closed(kept: Kept, tmp_path: Path) -> None:
-    with engine_of(kept, TensorLoader(1)) as engine:
+    with engine_of(kept, loader_of(kept, "group")) as engine:
         engine.load(3, *shards(kept, tmp_path))
     record = kept.record
     with httpx.Client(base_url=record.url, headers={"Authorization": f"Bearer {record.key}"}, timeout=60) as client:
         assert client.post("/begin_weight_update", json={}).status_code == 200
-        with engine_of(kept, TensorLoader(1)) as engine:
+        with engine_of(kept, loader_of(kept, "group")) as engine:
             engine.load(3, *shards(kept, tmp_path))
             assert client.post("/end_weight_update", json={}).status_code == 400
             made = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from relax_actors.engines.sglang.backend import SEGMENTS
+from relax_actors.engines.sglang.weight_loaders import MEMORY, SharedLoader
 from relax_actors.errors import ActorError
 from relax_actors.isolation.janitor import COMMAND, is_janitor, segments
 from relax_actors.isolation.proc import command, processes
@@ -70,6 +72,67 @@ def test_the_next_incarnation_after_a_crash_finds_the_server_with_its_weights(ke
     assert kept.record == record
     assert log.read_text().count("Start update_weights") == loads
     assert kept.starts == starts
+
+
+LOADS = """
+import sys, pathlib, httpx
+from relax_actors.engines.protocols.server import ServerRecord
+from relax_actors.engines.sglang.server import authorization
+from relax_actors.engines.sglang.weight_loaders import SharedLoader, StagedWeights
+from relax_actors.weights import files
+
+path, print_of, shard = map(pathlib.Path, sys.argv[1:])
+SharedLoader(path.with_suffix("")).stage(staged := StagedWeights(7, str(print_of)), files.load([shard]))
+record, (folder,) = ServerRecord.load(path), path.with_suffix("").iterdir()
+print("staged", flush=True)
+sys.stdin.readline()
+body = {"model_path": str(folder), "load_format": "auto", "weight_version": staged.identity}
+httpx.post(record.url + "/update_weights_from_disk", json=body, headers=authorization(record), timeout=600)
+"""
+
+
+def test_actor_killed_while_its_server_reads_shared_weights_leaves_nothing(kept: Kept, tmp_path: Path) -> None:
+    """Its memory is gone when the server opens it, so the server may end; the next incarnation loads again."""
+    print_of, (shard,) = shards(kept, tmp_path)
+    path, log = kept.folder.server(0), kept.folder.log("server.0")
+    with engine_of(kept, SharedLoader(path.with_suffix(""))) as engine:
+        engine.load(6, print_of, [shard])
+    schedulers = [pid for pid, title in kept.processes().items() if "scheduler" in title]
+    command, loads = [sys.executable, "-c", LOADS, str(path), print_of, str(shard)], "Start update_weights"
+    before = log.read_text().count(loads)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as life:
+        assert life.stdin is not None
+        assert life.stdout is not None
+        assert "staged" in life.stdout.readline()
+        for pid in schedulers:
+            os.kill(pid, signal.SIGSTOP)
+        life.stdin.write("\n")
+        life.stdin.flush()
+        wait_until(lambda: log.read_text().count(loads) > before, "request in the server")
+        life.kill()
+    for pid in schedulers:
+        os.kill(pid, signal.SIGCONT)
+    with engine_of(kept, SharedLoader(path.with_suffix(""))) as engine:
+        engine.load(7, print_of, [shard])
+        made = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
+        check_logprobs(kept.config, made, {7: 1.0}, 1e-5)
+        assert holders_of_weights(kept) == {os.getpid()}, "a server lets the memory go once it has read it"
+    assert holders_of_weights(kept) == set()
+    assert not path.with_suffix("").exists()
+
+
+def holders_of_weights(kept: Kept) -> set[int]:
+    """Processes of the server, and this one, that have opened or mapped shared weights."""
+    return {pid for pid in (os.getpid(), *kept.processes()) if MEMORY in opened_by(pid)}
+
+
+def opened_by(pid: int) -> str:
+    """Names of the files that a process has opened or mapped."""
+    names = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # the descriptor of this list is closed by now
+            names.append(str(entry.readlink()))
+    return "\n".join([*names, Path(f"/proc/{pid}/maps").read_text()])
 
 
 @pytest.mark.parametrize("part", ["scheduler", "engines.sglang.launch", "supervision.inference_server"])

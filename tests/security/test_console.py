@@ -189,7 +189,7 @@ def test_token_is_not_sent_to_whom_the_port_belongs_now(tmp_path: Path) -> None:
     link, listener = open_link(tmp_path)
     listener.close()
     server = HTTPServer(("127.0.0.1", link.port), Squatter)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         assert not is_console(link)

@@ -23,7 +23,7 @@ from relax_actors.monitoring.connection import find
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import store_mark
 from tests.support.messages import assert_says
-from tests.support.running import relax
+from tests.support.running import relax_here
 
 ATTACKER = 1001
 NODE = ("node", "--broker", "nats://127.0.0.1:1", "--role", "reward", "--store", "store", "--run", "r")
@@ -153,7 +153,7 @@ def test_run_of_another_user_is_neither_read_nor_imported(shared: Path, tmp_path
         (run / "config.json").write_text(json.dumps({"schema": SCHEMA, "import_path": str(run), "config": settings}))
 
     as_attacker(plant)
-    done = relax(*command.replace("RUN", str(run)).split(), cwd=tmp_path)
+    done = relax_here(*command.replace("RUN", str(run)).split(), cwd=tmp_path)
     assert done.returncode == 2, done
     for word in ("run folder", str(run), f"belongs to user {ATTACKER}", "this is user 0", "as the user of the run"):
         assert word in done.stderr, done.stderr
@@ -210,7 +210,7 @@ def test_work_folder_below_a_folder_of_another_user_is_refused(shared: Path, mon
     cache = shared / "cache"
     as_attacker(lambda: (cache / "relax" / "nodes").mkdir(parents=True))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    done = relax(*NODE, "--name", "n", cwd=shared)
+    done = relax_here(*NODE, "--name", "n", cwd=shared)
     assert (done.returncode, done.stdout) == (2, "")
     assert_says(done.stderr, f"{cache}/relax/nodes/r.n", f"user {ATTACKER}", "--work FOLDER")
 
@@ -229,6 +229,6 @@ def test_parents_that_others_may_write_are_refused_and_sticky_ones_are_not(tmp_p
 
 @pytest.mark.parametrize("name", ["../other", "a b", "x" * 65, ""])
 def test_node_names_are_checked_like_run_names(tmp_path: Path, name: str) -> None:
-    done = relax(*NODE, "--name", name, cwd=tmp_path)
+    done = relax_here(*NODE, "--name", name, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert_says(done.stderr, "--name", repr(name), "letters, digits")

@@ -52,7 +52,7 @@ def server(said: dict[str, Any]) -> Iterator[str]:
         def log_message(self, *_: Any) -> None: ...
 
     found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread = threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{found.server_port}"

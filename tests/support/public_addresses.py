@@ -50,7 +50,7 @@ def main() -> None:
     for name, address in (("lo", "127.0.0.1"), ("lo:1", PUBLIC)):
         take_address(name, address)
     server = ThreadingHTTPServer(("0.0.0.0", PORT), Redirecting)  # noqa: S104 in a namespace of its own
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     for number in range(1, len(sys.argv)):
         try:
             found = download(f"http://{PUBLIC}:{PORT}/{number}", UrlSection(allow=True, timeout=10.0)).decode()

@@ -17,6 +17,9 @@ class StoppingProxy:
         address: of the broker.
         pattern: bytes by which a request is counted.
         passed: requests that pass.
+
+    Attributes:
+        sent: what clients have sent so far, in order.
     """
 
     def __init__(self, address: Address, pattern: bytes, passed: int) -> None:
@@ -26,6 +29,7 @@ class StoppingProxy:
         self.address = replace(address, url=f"nats://127.0.0.1:{self._listener.getsockname()[1]}")
         self._pattern, self._left = pattern, passed
         self._open = threading.Event()
+        self.sent = bytearray()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def go_on(self) -> None:
@@ -49,6 +53,7 @@ class StoppingProxy:
         with suppress(OSError), source, sink:
             while data := source.recv(1 << 16):
                 if counts:
+                    self.sent += data
                     self._left -= data.count(self._pattern)
                     if self._left < 0:
                         self._open.wait()

@@ -137,6 +137,7 @@ EXPERTS = {"targets": ["all-linear", "experts.gate_up_proj", "experts.down_proj"
 MERGE = "set rollout.sglang.merge_adapter = true"
 
 
+@pytest.mark.usefixtures("asks_transformers_here")
 @pytest.mark.parametrize(
     ("architecture", "lora", "sglang", "message"),
     [
@@ -144,7 +145,7 @@ MERGE = "set rollout.sglang.merge_adapter = true"
         (qwen3_moe(QWEN3), EXPERTS, {}, f"change only q_proj, .* in a model with experts; {MERGE}"),
         (qwen3_moe(QWEN3), {"targets": ["v_proj"]}, {}, f"files hold experts joined .*; {MERGE}"),
         (TORCH["glm4"], {}, {}, f"layers ['gate_up_proj']: SGLang's adapters change only q_proj, .*; {MERGE}"),
-        (QWEN3, {}, {"weights": "tensors"}, f'weights = "tensors" is for full sets of weights, .*; .*{MERGE}'),
+        (QWEN3, {}, {"weights": "shared"}, f'weights = "shared" is for full sets of weights, .*; .*{MERGE}'),
     ],
 )
 def test_adapter_that_sglang_cannot_serve_is_refused_with_the_setting_that_merges_it(

@@ -8,7 +8,6 @@ import re
 import socket
 import string
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from relax_actors.devices.inventory import DRIVER_FILES, Inventory, simulate
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.media_rows import write_config
 from tests.support.messages import assert_says
+from tests.support.running import relax_here
 from tests.support.tiny_images import png, write_video
 
 pytestmark = pytest.mark.usefixtures("own_import_path", "own_working_folder")
@@ -39,8 +39,7 @@ def notes(*overrides: str) -> tuple[str, ...]:
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "relax_actors.cli.main", "check", str(DEMO), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return relax_here("check", str(DEMO), *arguments, cwd=Path.cwd())
 
 
 def test_data_is_checked_where_the_model_cannot_be_read(tmp_path: Path) -> None:

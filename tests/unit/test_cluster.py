@@ -15,7 +15,7 @@ from relax_actors.devices.placement import Need
 from relax_actors.errors import ConfigError
 from relax_actors.roles import roles_at_start
 from tests.support.messages import assert_says
-from tests.support.running import TINY, relax
+from tests.support.running import TINY, relax_here
 
 MEGATRON = (
     "trainer.backend=megatron",
@@ -107,7 +107,7 @@ def test_what_names_no_nodes_is_refused(text: str) -> None:
 
 def test_check_prints_the_table_and_what_does_not_fit(tmp_path: Path) -> None:
     ranks = ("trainer.backend=megatron", "trainer.megatron.ranks=12", "trainer.megatron.local_ranks=6")
-    done = relax("check", str(TINY), *ranks, "--no-calls", "--nodes", "2x8", cwd=tmp_path)
+    done = relax_here("check", str(TINY), *ranks, "--no-calls", "--nodes", "2x8", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "trainer_rank.1005" in done.stderr
     (error,) = examine(load_config(TINY, [*ranks]), nodes=simulated_nodes("2x4")).errors

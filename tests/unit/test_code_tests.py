@@ -47,6 +47,17 @@ def test_a_right_program_passes(kind: str, form: str) -> None:
     assert reward(form.format(RIGHT[kind]), {"tests": TESTS[kind]}) == 1.0
 
 
+def test_equal_programs_of_a_row_run_once() -> None:
+    function, row = load_reward("code_tests"), prompt(tests=["assert coin()"])
+    program = "import os\ndef coin(): return os.urandom(1)[0] % 2"
+
+    async def rewards() -> list[float]:
+        return await asyncio.gather(*(function(program, row) for _ in range(32)))
+
+    # 32 runs agree by chance once in two thousand million times.
+    assert len(set(asyncio.run(rewards()))) == 1
+
+
 @pytest.mark.parametrize(
     ("program", "tests"),
     [

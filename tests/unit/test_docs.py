@@ -9,7 +9,9 @@ import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,11 +108,15 @@ def test_index_lists_every_page() -> None:
     assert listed == pages - {"index.md"}
 
 
+@cache
+def all_commands() -> Any:
+    return typer.main.get_command(build([]))
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_options_exist(page: Path) -> None:
-    app = build([])
     for words in relax_commands(page.read_text()):
-        command = typer.main.get_command(app)
+        command = all_commands()
         for word in words:
             command = getattr(command, "commands", {}).get(word, command)
         assert not getattr(command, "commands", {}), f"no command in {words}"

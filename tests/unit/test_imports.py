@@ -51,30 +51,35 @@ def heavy_after(script: str, heavy: tuple[str, ...] = HEAVY, cwd: Path | None = 
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "relax_actors",
-        "relax_actors.cli.main",
-        "relax_actors.cli.check",
-        "relax_actors.cli.up",
-        "relax_actors.cli.simulate",
-        "relax_actors.cli.tail",
-        "relax_actors.media",
-        "relax_actors.roles",
-        "relax_actors.roles.prompts",
-        "relax_actors.roles.reward",
-        "relax_actors.roles.advantages",
-        "relax_actors.roles.evaluator",
-        "relax_actors.roles.trainer",
-        "relax_actors.roles.rollout",
-        "relax_actors.supervision.actor_process",
-        "relax_actors.supervision.node",
-        "relax_actors.supervision.root",
-    ],
+WITHOUT_TORCH = (
+    "relax_actors",
+    "relax_actors.cli.main",
+    "relax_actors.cli.check",
+    "relax_actors.cli.up",
+    "relax_actors.cli.simulate",
+    "relax_actors.cli.tail",
+    "relax_actors.media",
+    "relax_actors.roles",
+    "relax_actors.roles.prompts",
+    "relax_actors.roles.reward",
+    "relax_actors.roles.advantages",
+    "relax_actors.roles.evaluator",
+    "relax_actors.roles.trainer",
+    "relax_actors.roles.rollout",
+    "relax_actors.supervision.actor_process",
+    "relax_actors.supervision.node",
+    "relax_actors.supervision.root",
 )
-def test_a_module_imports_without_torch(module: str) -> None:
-    assert heavy_after(f"import {module}") == []
+
+
+def test_modules_import_without_torch() -> None:
+    script = (
+        "import importlib, sys\n"
+        f"for name in {WITHOUT_TORCH!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    assert not (loaded := [other for other in {HEAVY!r} if other in sys.modules]), (name, loaded)"
+    )
+    assert heavy_after(script) == []
 
 
 def test_the_public_names_are_there_without_torch() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running import TINY, relax
+from tests.support.running import TINY, relax_here
 
 CPUS = ("--nodes", "2x0", "--role", "rollout=3", "--role", "reward")
 RANKS = ("trainer.backend=megatron", "trainer.megatron.ranks=12", "trainer.megatron.local_ranks=6")
@@ -16,7 +16,7 @@ RANKS = ("trainer.backend=megatron", "trainer.megatron.ranks=12", "trainer.megat
 
 @pytest.mark.parametrize("options", [(), CPUS, ("--nodes", "2x8", *RANKS)])
 def test_script_is_valid_bash(options: tuple[str, ...], tmp_path: Path) -> None:
-    rendered = relax("slurm", str(TINY), *options, cwd=tmp_path)
+    rendered = relax_here("slurm", str(TINY), *options, cwd=tmp_path)
     assert rendered.returncode == 0, rendered.stderr
     path = tmp_path / "job.sh"
     path.write_text(rendered.stdout)
@@ -29,7 +29,7 @@ def test_script_is_valid_bash(options: tuple[str, ...], tmp_path: Path) -> None:
 
 
 def test_job_asks_for_nodes_and_gpus_of_the_placement(tmp_path: Path) -> None:
-    rendered = relax("slurm", str(TINY), "--nodes", "2x8x80GiB", *RANKS, cwd=tmp_path)
+    rendered = relax_here("slurm", str(TINY), "--nodes", "2x8x80GiB", *RANKS, cwd=tmp_path)
     lines = rendered.stdout.splitlines()
     assert {"#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8", "#SBATCH --requeue"} <= set(lines)
     assert "roles=([1]=trainer_rank=6)" in lines
@@ -38,11 +38,11 @@ def test_job_asks_for_nodes_and_gpus_of_the_placement(tmp_path: Path) -> None:
 
 def test_settings_are_words_of_the_script_and_no_commands(tmp_path: Path) -> None:
     text = "reward.function=$(touch harmed);`touch harmed`"
-    rendered = relax("slurm", str(TINY), text, cwd=tmp_path)
+    rendered = relax_here("slurm", str(TINY), text, cwd=tmp_path)
     assert rendered.returncode == 2
     assert rendered.stdout == ""
     (tmp_path / "it's; touch harmed").mkdir()
-    rendered = relax("slurm", str(TINY), "run.folder=it's; touch harmed/run", cwd=tmp_path)
+    rendered = relax_here("slurm", str(TINY), "run.folder=it's; touch harmed/run", cwd=tmp_path)
     assert rendered.returncode == 0, rendered.stderr
     head = rendered.stdout.partition("set -euo pipefail")[0]
     echo = head + 'echo "${settings[@]}"'
@@ -53,18 +53,18 @@ def test_settings_are_words_of_the_script_and_no_commands(tmp_path: Path) -> Non
 
 
 def test_idle_nodes_and_unknown_roles_are_refused(tmp_path: Path) -> None:
-    idle = relax("slurm", str(TINY), "--nodes", "3x0", cwd=tmp_path)
+    idle = relax_here("slurm", str(TINY), "--nodes", "3x0", cwd=tmp_path)
     assert idle.returncode == 2
     assert "node 1 has no actor" in idle.stderr
     assert "--role rollout=1" in idle.stderr
-    unknown = relax("slurm", str(TINY), "--nodes", "2x0", "--role", "referee", cwd=tmp_path)
+    unknown = relax_here("slurm", str(TINY), "--nodes", "2x0", "--role", "referee", cwd=tmp_path)
     assert unknown.returncode == 2
     assert "no role referee" in unknown.stderr
-    single = relax("slurm", str(TINY), "--nodes", "2x0", "--role", "trainer", cwd=tmp_path)
+    single = relax_here("slurm", str(TINY), "--nodes", "2x0", "--role", "trainer", cwd=tmp_path)
     assert single.returncode == 2
     assert "one actor" in single.stderr
-    twice = relax("slurm", str(TINY), "--nodes", "2x0", "--role", "rollout", "--role", "rollout=2", cwd=tmp_path)
+    twice = relax_here("slurm", str(TINY), "--nodes", "2x0", "--role", "rollout", "--role", "rollout=2", cwd=tmp_path)
     assert "twice" in twice.stderr
-    placed = relax("slurm", str(TINY), "--nodes", "2x8", "--role", "rollout", "rollout.device=cuda", cwd=tmp_path)
+    placed = relax_here("slurm", str(TINY), "--nodes", "2x8", "--role", "rollout", "rollout.device=cuda", cwd=tmp_path)
     assert placed.returncode == 2
     assert "the placement gives GPUs" in placed.stderr

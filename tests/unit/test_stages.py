@@ -9,7 +9,7 @@ import pytest
 from relax_actors.config import load_config
 from relax_actors.config.load import set_by, stages_of
 from relax_actors.errors import ConfigError
-from tests.support.running import SUPPORT, relax
+from tests.support.running import SUPPORT, relax_here
 
 FILE = SUPPORT / "tiny_stages.toml"
 
@@ -75,10 +75,10 @@ def test_a_file_without_stages_has_none() -> None:
 
 
 def test_check_looks_at_every_stage(tmp_path: Path) -> None:
-    found = relax("check", str(FILE), cwd=tmp_path)
+    found = relax_here("check", str(FILE), cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert [line for line in found.stderr.splitlines() if line.startswith("stage ")] == ["stage sft", "stage grpo"]
-    bad = relax("check", str(FILE), "stages.grpo.reward.function=exact_mach", cwd=tmp_path)
+    bad = relax_here("check", str(FILE), "stages.grpo.reward.function=exact_mach", cwd=tmp_path)
     assert bad.returncode == 2
     assert "did you mean 'exact_match'" in bad.stderr
 

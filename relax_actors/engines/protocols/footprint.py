@@ -39,6 +39,12 @@ ADAPTER_SHARE = 0.05
 """Parameters of an adapter, as a share of those of its model; rank 16 of a model with 0.5 B parameters has 0.018."""
 
 
+def served_bytes(config: Config) -> int:
+    """Return the bytes a parameter of an inference server's weights."""
+    dtype = config.rollout.sglang.dtype
+    return WEIGHT_BYTES[config.trainer.precision if dtype == "auto" else dtype]
+
+
 def follower_bytes(config: Config) -> float:
     """Return the bytes a parameter of an engine that follows the trainer: the weights in use and the next ones.
 

@@ -15,7 +15,7 @@ from relax_actors.data.model_folder import measure
 from relax_actors.data.nested_config import text_fields
 from relax_actors.engines.protocols import InferenceEngine
 from relax_actors.engines.protocols.backend import InferenceBackend
-from relax_actors.engines.protocols.footprint import PROCESS_BYTES, WEIGHT_BYTES, Footprint
+from relax_actors.engines.protocols.footprint import PROCESS_BYTES, Footprint, served_bytes
 from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
 from relax_actors.engines.sglang import launch, presence
 from relax_actors.engines.sglang.adapter_form import MERGE, adapter_arguments, check_served
@@ -49,7 +49,7 @@ class SglangBackend(InferenceBackend):
         from relax_actors.engines.sglang.weight_loaders import (  # noqa: PLC0415
             BroadcastLoader,
             DiskLoader,
-            TensorLoader,
+            SharedLoader,
             WeightLoader,
         )
         from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
@@ -58,9 +58,11 @@ class SglangBackend(InferenceBackend):
         configure_torch(config.run)
         rollout, settings = config.rollout, config.rollout.sglang
         external = external_server(context)
-        loader: WeightLoader = DiskLoader(path.with_suffix(""))
-        if settings.weights != "disk":
-            loader = (TensorLoader if settings.weights == "tensors" else BroadcastLoader)(settings.tensor_parallel)
+        loader: WeightLoader
+        if settings.weights == "group":
+            loader = BroadcastLoader(settings.tensor_parallel)
+        else:
+            loader = (SharedLoader if settings.weights == "shared" else DiskLoader)(path.with_suffix(""))
         facts, family, merged = measure(config.model_path), served_family(config.model_path), None
         if config.lora is not None and not settings.merge_adapter:
             loader = AdapterLoader(
@@ -193,14 +195,16 @@ class SglangBackend(InferenceBackend):
         return answers(url, key)
 
     def footprint(self, config: Config) -> Footprint:
-        """Return what an actor needs with its server, which holds the weights in use and the next ones."""
+        """Return what an actor needs with its server, which holds the weights in use; the actor holds the next ones.
+
+        Without files the actor keeps both once more, for a server that has to start again.
+        """
         settings = config.rollout.sglang
         if settings.urls:
             return Footprint(gpus=0)
-        weight = WEIGHT_BYTES[config.trainer.precision if settings.dtype == "auto" else settings.dtype]
         return Footprint(
             process_bytes=PROCESS_BYTES + SERVER_BYTES,
-            parameter_bytes=2 * weight,
+            parameter_bytes=(2 if settings.weights == "disk" else 4) * served_bytes(config),
             gpus=settings.tensor_parallel,
             computes_on_cpu=False,
         )

@@ -51,6 +51,10 @@ def main() -> None:
         # SGLang compiles functions of the sampler and of towers on their first call: on a busy CPU that takes minutes,
         # in which no token comes, for no gain.
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+        if (ranks := config.rollout.sglang.tensor_parallel) > 1:  # SGLang would give each rank a NUMA node
+            cores = sorted(os.sched_getaffinity(0))
+            shares = (str(cores[rank % len(cores)]) for rank in range(ranks))
+            os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(shares))
     # The context of a server has a margin, which no request uses.
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     model = folder

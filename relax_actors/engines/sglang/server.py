@@ -84,11 +84,6 @@ class Server:
         self._mark_unfinished()
         self._ask("POST", "/update_weights_from_disk", body, LOAD_SECONDS)
 
-    def load_tensors(self, payload: str, ranks: int, identity: str) -> None:
-        """Load the result of `pickled` in each rank."""
-        body = {"serialized_named_tensors": [payload] * ranks, "weight_version": identity, "flush_cache": True}
-        self._update("/update_weights_from_tensor", body)
-
     def join_group(self, host: str, port: int, size: int, name: str, backend: str) -> None:
         """Have the server join a process group as ranks 1 to `size - 1`; rank 0 is at `host:port`."""
         body = {"master_address": host, "master_port": port, "rank_offset": 1, "world_size": size}

@@ -6,13 +6,15 @@ Staged weights are kept until newer ones are served, because a restarted server 
 from __future__ import annotations
 
 import base64
+import fcntl
 import io
+import os
 import pickle
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +24,11 @@ from relax_actors.engines.sglang.broadcast_group import BroadcastGroup
 from relax_actors.engines.sglang.server import Server
 from relax_actors.errors import StoreError
 from relax_actors.weights import files as weights
+
+FILE = "model.safetensors"
+MEMORY = "relax-weights-"
+"""Beginning of the names of memory with weights, which `/proc/<pid>/fd` and `/proc/<pid>/maps` show."""
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +101,12 @@ class DiskLoader(FullSets):
         """Write the file."""
         folder = self._folder_of(staged)
         folder.mkdir(parents=True, exist_ok=True)
-        weights.save(tensors, folder / "model.safetensors")
+        weights.save(tensors, folder / FILE)
 
     def load(self, server: Server, staged: StagedWeights) -> None:
         """Verify the file, which may have been written long before, and have the server read it."""
         folder = self._folder_of(staged)
-        fingerprint = weights.fingerprint(weights.load([folder / "model.safetensors"]))
+        fingerprint = weights.fingerprint(weights.load([folder / FILE]))
         if fingerprint != staged.fingerprint:
             msg = f"{folder} holds weights with fingerprint {fingerprint}, not those of version {staged.version}"
             raise StoreError(msg)
@@ -112,6 +119,45 @@ class DiskLoader(FullSets):
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class SharedLoader(DiskLoader):
+    """Keeps a file per version in memory without a name (memfd), which all ranks of the server map; see `WeightLoader`.
+
+    A link in the folder leads to it. The memory goes with the last process that maps it, however these end, and its
+    seals keep the bytes as they were staged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._descriptors: dict[StagedWeights, int] = {}
+
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the tensors to memory, and seal it; raises OSError if there is no memory left."""
+        self.forget(staged)
+        descriptor = os.memfd_create(f"{MEMORY}{staged.version}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._descriptors[staged] = descriptor
+        weights.save(tensors, descriptor)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        folder = self._folder_of(staged)
+        folder.mkdir(parents=True)
+        (folder / FILE).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+    def load(self, server: Server, staged: StagedWeights) -> None:
+        """Have the server read the memory."""
+        server.load_files(self._folder_of(staged), staged.identity)
+
+    def forget(self, staged: StagedWeights) -> None:
+        """Release the memory."""
+        super().forget(staged)
+        if (descriptor := self._descriptors.pop(staged, None)) is not None:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Release the memory of all versions, and remove the folder."""
+        for staged in list(self._descriptors):
+            self.forget(staged)
+        super().close()
 
 
 class ModelFolder(FullSets):
@@ -145,33 +191,6 @@ class ModelFolder(FullSets):
 
     def close(self) -> None:
         """Do nothing."""
-
-
-class TensorLoader(FullSets):
-    """Sends pickled tensors in the request; see `WeightLoader`.
-
-    Only for servers that the run started.
-    """
-
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        self._payloads: dict[StagedWeights, str] = {}
-
-    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
-        """Pickle the tensors."""
-        self._payloads[staged] = pickled(tensors)
-
-    def load(self, server: Server, staged: StagedWeights) -> None:
-        """Send the request."""
-        server.load_tensors(self._payloads[staged], self._ranks, staged.identity)
-
-    def forget(self, staged: StagedWeights) -> None:
-        """Release the pickled tensors."""
-        self._payloads.pop(staged, None)
-
-    def close(self) -> None:
-        """Release all pickled tensors."""
-        self._payloads.clear()
 
 
 class BroadcastLoader(FullSets):
@@ -247,24 +266,11 @@ def _split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield name, tensor
 
 
-def pickled(tensors: Mapping[str, Tensor]) -> str:
-    """Return tensors in SGLang's request format: base64 of a pickled list of names and tensors.
+def pickled_by_name(tensors: Mapping[str, Tensor]) -> str:
+    """Return the tensors of an adapter in SGLang's request format: base64 of a pickled dict.
 
     Tensors are copied first: pickle would store a view with the whole buffer that it refers to.
     """
-    return _encoded(list(_copied(tensors).items()))
-
-
-def pickled_by_name(tensors: Mapping[str, Tensor]) -> str:
-    """Return the tensors of an adapter in SGLang's request format: base64 of a pickled dict; see `pickled`."""
-    return _encoded(_copied(tensors))
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-
-
-def _encoded(tensors: Any) -> str:
     file = io.BytesIO()
-    pickle.dump(tensors, file)
+    pickle.dump({n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}, file)
     return base64.b64encode(file.getvalue()).decode()

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -61,7 +61,7 @@ class CodeTests:
     they call it through a pipe, so it cannot reach the tests, their results or the process that counts them. Arguments
     and results are plain values (numbers, texts, lists, tuples, sets, dicts); other objects of the program can be
     called and have attributes, but equal nothing and cannot be conditions. Changes that the program makes to its
-    arguments do not come back. Hashes of texts are the same in each run.
+    arguments do not come back. Hashes of texts are the same in each run. Equal programs of a row run once.
 
     Args:
         partial: whether the reward is the share of passed tests instead.
@@ -90,6 +90,7 @@ class CodeTests:
         self._partial, self._sandbox = partial, sandbox
         self._limits = Limits(seconds, None, memory_mib, processes, output=max_output)
         self._places = asyncio.Semaphore(concurrent or len(os.sched_getaffinity(0)))
+        self._running: dict[tuple[Any, ...], asyncio.Future[list[bool]]] = {}
 
     def check_requirements(self) -> None:
         """Check that programs can be run here; raises ConfigError if no sandbox can be created."""
@@ -102,12 +103,21 @@ class CodeTests:
         program = program_of(completion).encode(errors="replace").decode()
         if not program.strip() or "\0" in program or len(program.encode()) > LARGEST:
             return 0.0
+        key = (program, tuple(tests), entry)
+        running = self._running.get(key)
+        if running is None:
+            running = self._running[key] = asyncio.ensure_future(self._passed(program, tests, entry))
+            running.add_done_callback(lambda _: self._running.pop(key))
+        # A row that is given up must not end the call that another row waits for.
+        passed = await asyncio.shield(running)
+        return sum(passed) / len(tests) if self._partial else float(all(passed))
+
+    async def _passed(self, program: str, tests: list[InputTest] | list[str], entry: str | None) -> list[bool]:
+        """Return which tests a program passes; raises ActorError if no sandbox could be started."""
         async with self._places:
             if isinstance(tests[0], str):
-                passed = await asyncio.to_thread(self._run_statements, program, tests, entry)
-            else:
-                passed = await asyncio.to_thread(self._run_inputs, program, tests)
-        return sum(passed) / len(tests) if self._partial else float(all(passed))
+                return await asyncio.to_thread(self._run_statements, program, cast("list[str]", tests), entry)
+            return await asyncio.to_thread(self._run_inputs, program, cast("list[InputTest]", tests))
 
     def _run_inputs(self, program: str, tests: Sequence[InputTest]) -> list[bool]:
         """Return which tests pass; with all required, none runs behind a failure."""

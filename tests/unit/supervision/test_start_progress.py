@@ -18,6 +18,7 @@ from relax_actors.supervision.start_progress import LOADED_BYTES, StartProgress,
 from relax_actors.supervision.supervisor import Supervisor
 from tests.support.messages import assert_says
 from tests.support.process_trees import HEAD, READY, Recorder, RunTree, TreeThread, python
+from tests.support.running import wait_until
 from tests.support.supervisors import CRASH, supervisor
 
 DEADLINE = 180.0
@@ -104,32 +105,24 @@ def test_window_of_failed_starts_is_told_as_it_was() -> None:
 COMPUTES = HEAD + "import time\nend = time.monotonic() + 4\nwhile time.monotonic() < end: pass\n"
 
 
-def test_child_that_computes_past_its_deadline_becomes_ready(run: RunTree) -> None:
-    running = run({"a": COMPUTES + "say(ready=True)\nsignal.pause()\n"}, start_deadline=3.0)
-    running.until("ready", "a")
-    assert [seen.what for seen in running.recorder.all] == ["started", "ready"]
+FORKS = HEAD + (
+    "import time\n"
+    "if not os.fork():\n    os.setsid()\n    end = time.monotonic() + 4\n"
+    "    while time.monotonic() < end: pass\n    os._exit(0)\n"
+    "os.wait()\nsay(ready=True)\nsignal.pause()\n"
+)
+LOGS = HEAD + (
+    "for _ in range(40):\n    signal.sigtimedwait([], 0.1)\n    print('loading', flush=True)\n"
+    "say(ready=True)\nsignal.pause()\n"
+)
 
 
-def test_progress_of_a_descendant_in_a_session_of_its_own_counts(run: RunTree) -> None:
-    forks = HEAD + (
-        "import time\n"
-        "if not os.fork():\n    os.setsid()\n    end = time.monotonic() + 4\n"
-        "    while time.monotonic() < end: pass\n    os._exit(0)\n"
-        "os.wait()\nsay(ready=True)\nsignal.pause()\n"
-    )
-    running = run({"a": forks}, start_deadline=3.0)
-    running.until("ready", "a")
-    assert [seen.what for seen in running.recorder.all] == ["started", "ready"]
-
-
-def test_child_that_writes_to_its_log_becomes_ready(run: RunTree) -> None:
-    says = HEAD + (
-        "for _ in range(40):\n    signal.sigtimedwait([], 0.1)\n    print('loading', flush=True)\n"
-        "say(ready=True)\nsignal.pause()\n"
-    )
-    running = run({"a": says}, start_deadline=3.0)
-    running.until("ready", "a")
-    assert [seen.what for seen in running.recorder.all] == ["started", "ready"]
+def test_children_that_make_progress_become_ready_past_their_deadline(run: RunTree) -> None:
+    """They compute, wait for a descendant in a session of its own that computes, or write to their log."""
+    scripts = {"computes": COMPUTES + "say(ready=True)\nsignal.pause()\n", "forks": FORKS, "logs": LOGS}
+    running = run(scripts, start_deadline=3.0)
+    wait_until(lambda: {seen.child for seen in running.recorder.all if seen.what == "ready"} == {*scripts}, "children")
+    assert sorted(seen.what for seen in running.recorder.all) == ["ready"] * 3 + ["started"] * 3
 
 
 def test_child_that_waits_for_another_one_may_start_as_long_as_that_one(tmp_path: Path) -> None:
