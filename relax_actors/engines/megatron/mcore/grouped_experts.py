@@ -25,9 +25,11 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
     Experts with adapters are computed one by one, because their linear layers add the adapters.
     """
 
+    local_experts: nn.ModuleList
+
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        experts: nn.ModuleList = self.local_experts
+        experts = self.local_experts
         self.local_experts = LastFirst(experts)
         for layer in (INNER, OUTER):
             weights = self._weights(layer)
