@@ -60,6 +60,7 @@ def burst(browser: Any, run: WrittenRun, seconds: float) -> Cost:
     console = ServedConsole(run, run.cwd)
     try:
         watched = opened(browser, console)
+        watched.follow_log()
         page, reporter = watched.page, run.journal("rollout")
         reporter.metric({"rows": 0})
         wait_until(lambda: page.evaluate("Number(document.body.dataset.logCount) >= 1"), "the first message")

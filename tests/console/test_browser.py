@@ -169,6 +169,7 @@ def test_page_goes_on_after_a_killed_console(browser: Any, run: WrittenRun) -> N
     watched = opened(browser, console)
     page = watched.page
     counted = "document.body.dataset.logLast - document.body.dataset.logFirst + 1 == document.body.dataset.logCount"
+    watched.follow_log()
     run.train(range(8, 9))
     # `wait_for_function` evaluates texts in the page, which its policy refuses.
     wait_until(lambda: page.evaluate("Number(document.body.dataset.logCount) >= 1"), "a message")
@@ -235,6 +236,7 @@ def test_hidden_page_holds_no_connection_and_misses_no_message(
 ) -> None:
     watched = opened(browser, console)
     page = watched.page
+    watched.follow_log()
     run.train(range(8, 9))
     wait_until(lambda: page.evaluate("Number(document.body.dataset.logCount) >= 1"), "a message")
     last = page.evaluate("Number(document.body.dataset.logLast)")

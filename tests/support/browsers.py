@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.consoles import LinkedConsole, ServedConsole
+from tests.support.running import wait_until
 
 ARGUMENTS = [
     "--no-sandbox",  # for the user root
@@ -63,6 +64,10 @@ class Watched:
         """Go to a state of the page, and wait until a text is shown in it."""
         self.page.evaluate("to => { location.hash = to }", fragment)
         self.page.locator("main").get_by_text(text).first.wait_for()
+
+    def follow_log(self) -> None:
+        """Wait until the page follows the log: it shows messages that are published from then on."""
+        wait_until(lambda: self.page.evaluate("'logBegun' in document.body.dataset"), "the log of the run")
 
     def serious_findings(self) -> list[str]:
         """Return what axe finds serious or critical in the present state."""

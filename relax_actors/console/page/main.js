@@ -41,6 +41,7 @@ function useLog(run) {
       if (kind === "state") setProblem(body.problem);
       if (kind === "begin") {
         seen.begun = true;
+        document.body.dataset.logBegun = run;
         setLive(true);
       }
       if (kind === "over") {
