@@ -64,8 +64,8 @@ def link_file(folder: Path) -> Path:
 def proof(token: str, port: int, nonce: str) -> str:
     """Return what only a holder of a token can answer to a nonce: the token itself is not sent.
 
-    HMAC-SHA256 (RFC 2104) of port and nonce, as hexadecimal digits. The port keeps an answer from being passed on from
-    a console at another one.
+    HMAC-SHA256 (RFC 2104) of port and nonce, as hexadecimal digits. With the port in it, an answer of the console
+    at another port proves nothing.
     """
     return hmac.new(token.encode(), f"relax console {port} {nonce}".encode(), hashlib.sha256).hexdigest()
 

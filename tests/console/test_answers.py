@@ -145,6 +145,7 @@ def test_long_run_is_read_from_its_checkpoint_on_and_then_whole(long_run: Writte
         assert (ledger["adds_up"], ledger["account"]["violations"], ledger["checked_from"]) == (True, [], 380)
         weights = await get("weights")
         assert (weights["count"], weights["versions"][-1]["version"]) == (401, 0)
+        assert all(version["time"] > 0 for version in weights["versions"]), "also of the floor, which is looked up"
         assert (await get("rows?step=3"))["batch"]["reward"] == 0.5
         whole = await get("ledger")
         assert (whole["account"], whole["checked_from"]) == (ledger["account"], 0)
