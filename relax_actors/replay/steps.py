@@ -26,7 +26,7 @@ from relax_actors.training.metric_of_step import BY_MICRO_BATCH
 from relax_actors.training.step_rows import StepRows
 
 Progress = Callable[[str], None]
-"""Told what is computed next."""
+"""Gets a line about each step before it is computed."""
 
 
 @dataclass(slots=True)
