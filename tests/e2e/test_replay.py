@@ -70,11 +70,12 @@ def test_policy_and_critic_of_a_ppo_run_give_the_recorded_bits(make_run: Callabl
 
 @pytest.mark.slow
 def test_command_prints_the_comparison_and_shows_what_a_setting_changes(kept_run: Run) -> None:
-    same = relax("replay", "kept", "--step", "4", "--json", cwd=kept_run.cwd, deadline=DEADLINE)
+    same = relax("replay", "kept", "--step", "4", "--json", "--gradients", cwd=kept_run.cwd, deadline=DEADLINE)
     assert same.returncode == 0, same.stderr
     assert "nanobind" not in same.stderr, "packages that no engine needs write to stderr at the end"
     body = json.loads(same.stdout)
     assert (body["equal"], body["recorded"], body["code"]["equal"]) == (True, body["computed"], True)
+    assert all(part["gradients"] for part in body["micro_batches"])
     other = relax("replay", "kept", "--step", "4", "trainer.learning_rate=0.002", cwd=kept_run.cwd, deadline=DEADLINE)
     assert other.returncode == 1, other.stderr
     assert "learning_rate: recorded 0.001, computed 0.002" in other.stdout
