@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from typing import Any
 import pytest
 import torch
 
+from relax_actors.checks.capacity import memory_of_roles
+from relax_actors.checks.cluster import PlacedActor, place_on_nodes
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import ModelFacts
+from relax_actors.devices.cluster import simulated_nodes
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols.server import ServerRecord, answers, free_port, generates
 from relax_actors.engines.sglang.backend import SEGMENTS, SglangBackend
@@ -184,14 +188,25 @@ def test_shared_weights_are_read_through_a_link_and_cannot_be_changed(tmp_path: 
     assert torch.equal(read["b"], tensors["b"])
     loader.forget(staged)
     assert not list((tmp_path / "0").iterdir())
-    assert read["a"].tolist() == [[0, 1, 2], [3, 4, 5]], "who has mapped the memory keeps it"
+    assert read["a"].tolist() == [[0, 1, 2], [3, 4, 5]], "a mapping keeps the memory"
     loader.close()
 
 
-@pytest.mark.parametrize(("way", "copies"), [("disk", 2), ("shared", 4)])
-def test_memory_of_weights_that_are_not_in_files_is_counted(way: str, copies: int) -> None:
-    config = config_of(rollout={"backend": "sglang", "sglang": {"weights": way, "dtype": "bfloat16"}})
-    assert inference_backend(config).footprint(config).parameter_bytes == 2 * copies
+@pytest.mark.parametrize("way", ["shared", "group"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_weights_that_are_not_in_files_need_host_memory_and_none_of_the_gpu(way: str, device: str) -> None:
+    def placed(way: str) -> tuple[PlacedActor, int]:
+        sglang = {"weights": way, "dtype": "bfloat16"}
+        config = config_of(rollout={"backend": "sglang", "device": device, "sglang": sglang})
+        nodes = simulated_nodes("1x8x80GiB")
+        (actor,) = (one for one in place_on_nodes(config, nodes, facts).actors if one.role == "rollout")
+        return actor, memory_of_roles(config, facts)["rollout"]
+
+    facts = replace(FACTS, parameters=10**9)
+    (disk, of_disk), (memory, of_memory) = placed("disk"), placed(way)
+    assert bool(memory.gpus) == (device == "cuda")
+    assert memory.device_bytes == disk.device_bytes == (4 * 10**9 if device == "cuda" else 0)
+    assert memory.host_bytes - disk.host_bytes == of_memory - of_disk == 4 * 10**9
 
 
 def test_memory_of_a_killed_actor_is_gone_and_its_link_is_removed(tmp_path: Path) -> None:
@@ -202,7 +217,7 @@ def test_memory_of_a_killed_actor_is_gone_and_its_link_is_removed(tmp_path: Path
         "loader.stage(StagedWeights(3, 'ab'), {'a': torch.ones(4)})\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "0")], cwd=ROOT, check=False)
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "0")], cwd=ROOT, check=False, timeout=60)
     assert killed.returncode == -9
     (link,) = (tmp_path / "0" / "3-ab").iterdir()
     assert link.is_symlink()
