@@ -22,6 +22,9 @@ def replay(
     rollout: Annotated[
         str | None, typer.Option(help="Row to sample again, such as 412.3, in place of a step.", metavar="ROW")
     ] = None,
+    gradients: Annotated[
+        bool, typer.Option("--gradients", help="Measure gradients by micro-batch and tensor, for --json.")
+    ] = False,
     json: AsJson = False,
     broker: Broker = None,
     credentials: Credentials = None,
@@ -39,10 +42,13 @@ def replay(
     if (step is None) == (rollout is None):
         msg = "say what to compute again: --step N, or --rollout ROW"
         raise ConfigError(msg)
+    if gradients and (step is None or not json):
+        msg = "--gradients measures the gradients of a step for --json: give --step N and --json with it"
+        raise ConfigError(msg)
     with opened(run, Access(broker, credentials)) as recording:
         if step is None:
             raise typer.Exit(_resampled(recording, rollout or "", settings or [], as_json=json))
-        body, results = _replayed(recording, step, settings or [], quiet=json)
+        body, results = _replayed(recording, step, settings or [], quiet=json, gradients=gradients)
     if json:
         sys.stdout.write(json_module.dumps(body) + "\n")
     else:
@@ -71,7 +77,7 @@ def _resampled(recording: Recording, name: str, settings: list[str], *, as_json:
 
 
 def _replayed(
-    recording: Recording, step: int, settings: list[str], *, quiet: bool
+    recording: Recording, step: int, settings: list[str], *, quiet: bool, gradients: bool
 ) -> tuple[dict[str, Any], list[Replay]]:
     import torch
 
@@ -94,7 +100,7 @@ def _replayed(
         sys.stderr.write(f"{inexact}\n")
     results = []
     for name in names:
-        replayer = Replayer(recording, config, name, progress)
+        replayer = Replayer(recording, config, name, progress, gradients=gradients)
         try:
             results.append(replayer.replay(step))
         finally:

@@ -12,10 +12,14 @@ import hmac
 import json
 import secrets
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from threading import Timer
 
 from broker.files import write_private
 from relax_actors.serving.listening import is_free, listen
@@ -60,25 +64,48 @@ def link_file(folder: Path) -> Path:
 def proof(token: str, port: int, nonce: str) -> str:
     """Return what only a holder of a token can answer to a nonce: the token itself is not sent.
 
-    HMAC-SHA256 (RFC 2104) of port and nonce, as hexadecimal digits. The port keeps an answer from being passed on from
-    a console at another one.
+    HMAC-SHA256 (RFC 2104) of port and nonce, as hexadecimal digits. With the port in it, an answer of the console
+    at another port proves nothing.
     """
     return hmac.new(token.encode(), f"relax console {port} {nonce}".encode(), hashlib.sha256).hexdigest()
 
 
 def is_console(link: Link) -> bool:
-    """Whether the console of a link listens at its port, and not the process of another user."""
-    nonce = secrets.token_urlsafe(TOKEN_BYTES)
+    """Whether the console of a link listens at its port, and not the process of another user.
+
+    The process at the port has `PROOF_SECONDS` in all, however slowly it sends.
+    """
+    nonce, end = secrets.token_urlsafe(TOKEN_BYTES), time.monotonic() + PROOF_SECONDS
     connection = HTTPConnection(HOST, link.port, timeout=PROOF_SECONDS)
     try:
-        connection.request("GET", f"/proof?nonce={nonce}")
-        answer = connection.getresponse()
-        status, content = answer.status, answer.read(MAX_PROOF_BYTES)
+        connection.connect()
+        with _ended_at(end, connection.sock):
+            connection.request("GET", f"/proof?nonce={nonce}")
+            answer = connection.getresponse()
+            status, content = answer.status, answer.read(MAX_PROOF_BYTES)
     except (OSError, HTTPException):
         return False
     finally:
         connection.close()
     return status == HTTPStatus.OK and hmac.compare_digest(content, proof(link.observer, link.port, nonce).encode())
+
+
+@contextmanager
+def _ended_at(end: float, sock: socket.socket) -> Iterator[None]:
+    """Shut a socket down at a time of `time.monotonic`: its own timeout begins anew with each byte received."""
+
+    def shut_down() -> None:
+        with suppress(OSError):  # the other side has reset the connection
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = Timer(max(0.0, end - time.monotonic()), shut_down)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def write_redirect(folder: Path, url: str) -> str:

@@ -177,7 +177,7 @@ class ConsoleRun:
             self._reading_older = None
 
     async def _take_older(self, connection: Connection) -> bool:
-        """Add a page of older cells to the picture; return False if there are none any more."""
+        """Add a page of older cells to the picture; return False after the last page."""
         async with self._older_lock:
             older, picture = self._older, self.picture
             if older is None or connection is not self._read_from:

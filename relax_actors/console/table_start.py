@@ -57,7 +57,8 @@ async def find_start(connection: Connection, subjects: Subjects) -> TableStart |
     stored = await look_up_all(connection.requests, stream, [*taken, *begins.values()])
     if len(stored) < len(taken) + len(begins):
         return None
-    cells = [Cell(subject, stored[subject].sequence, stored[subject].data, 0.0) for subject in taken]
+    # Without times: the weights are read again before the first answer, and nothing shows the time of a batch's cell.
+    cells = [Cell(subject, stored[subject].sequence, stored[subject].data) for subject in taken]
     sequences = {every: stored[subject].sequence for every, subject in begins.items()}
     return TableStart(cells, sequences, floor, checkpoint.totals.trained)
 

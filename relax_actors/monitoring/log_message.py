@@ -102,9 +102,9 @@ class LogMessage:
         body, step = self.body, self.body.get("step")
         if self.kind in ("step", "critic") and not self.is_event and type(step) is int and "version" not in body:
             names, read = _reader(self.kind, tuple(body), tuple(map(type, body.values())))
-            values = () if read is None else read(body)
-            with suppress(OverflowError):
-                if read is not None and math.isfinite(sum(values)) and abs(step) < MAX_STEP:
+            with suppress(OverflowError):  # of an integer that no float holds: two of them may have a finite sum
+                values = () if read is None else tuple(map(float, read(body)))
+                if values and math.isfinite(sum(values)) and abs(step) < MAX_STEP:
                     return step, names, values
         if (scalars := self.scalars()) is None:
             return None
@@ -144,8 +144,9 @@ def _origin(subject: str) -> tuple[str, str, str, str | None] | None:
 def _reader(kind: str, names: tuple[str, ...], types: tuple[type, ...]) -> tuple[tuple[str, ...], Any]:
     """Return the names of the figures of a step, and what reads their values from a body with these fields."""
     found = [name for name, own in zip(names, types, strict=True) if own in _NUMBERS and _is_measurement(name)]
-    found = [name for name in found[:MAX_NUMBERS] if name != "step"]
-    return tuple(_figure(kind, name) for name in found), (itemgetter(*found) if len(found) > 1 else None)
+    figures = [name for name in found[:MAX_NUMBERS] if name != "step"]
+    is_fast = 1 < len(figures) < len(found[:MAX_NUMBERS])  # `scalars` does not see a step after them
+    return tuple(_figure(kind, name) for name in figures), (itemgetter(*figures) if is_fast else None)
 
 
 @lru_cache(maxsize=4096)

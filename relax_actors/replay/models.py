@@ -57,8 +57,6 @@ class Model:
             self.engine: Any = training_backend(config).build(context)
             self._feed = StepFeed(context, self.engine, reader, proximal_score(config, self.engine))
             self._state = self._feed.statistics
-            if isinstance(self.engine, MeasuresGradients):
-                self.engine.measure_gradients()
         else:
             self.engine = critic_backend(critic_section(config)).build(context)
             self._feed = StepFeed(context, self.engine, reader, section="critic")
@@ -71,6 +69,11 @@ class Model:
     def folder_of(self, checkpoint: Checkpoint) -> Path:
         """Folder of a checkpoint."""
         return self._recording.at.folder.root / checkpoint.path
+
+    def measure_gradients(self) -> None:
+        """Measure the gradients of the policy in each micro-batch, where its engine can."""
+        if self.name == "policy" and isinstance(self.engine, MeasuresGradients):
+            self.engine.measure_gradients()
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load a checkpoint; raises as `load_checkpoint`."""

@@ -26,7 +26,7 @@ from relax_actors.training.metric_of_step import BY_MICRO_BATCH
 from relax_actors.training.step_rows import StepRows
 
 Progress = Callable[[str], None]
-"""Told what is computed next."""
+"""Gets a line about each step before it is computed."""
 
 
 @dataclass(slots=True)
@@ -82,11 +82,29 @@ class Replay:
 
 
 class Replayer:
-    """Computes a model's steps again; `progress` gets a line for each."""
+    """Computes a model's steps again.
 
-    def __init__(self, recording: Recording, config: Config, name: str, progress: Progress = lambda _: None) -> None:
+    Args:
+        recording: the run.
+        config: its configuration.
+        name: "policy" or "critic".
+        progress: called with a line for each step.
+        gradients: whether the policy's gradients are measured, which takes time and memory beyond those of training.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        config: Config,
+        name: str,
+        progress: Progress = lambda _: None,
+        *,
+        gradients: bool = False,
+    ) -> None:
         self._recording, self._progress = recording, progress
         self.model = Model(recording, config, name)
+        if gradients:
+            self.model.measure_gradients()
 
     def replay(self, step: int) -> Replay:
         """Compute a step again from the newest checkpoint, comparing each step.

@@ -102,6 +102,11 @@ class Ledger:
         """
         self._checked, self._trained_below = floor, trained
 
+    @property
+    def checked_from(self) -> int:
+        """First step whose batch is checked; 0 if all are, see `skip_batches`."""
+        return self._checked
+
     def observe(self, cell: CellId, value: Batch | Checkpoint | None = None) -> bool:
         """Record one cell.
 

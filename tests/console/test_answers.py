@@ -142,11 +142,13 @@ def test_long_run_is_read_from_its_checkpoint_on_and_then_whole(long_run: Writte
         run, ledger = await get("run"), await get("ledger")
         assert (run["step"], run["account"]["trained"], run["account"]["in_flight"]) == (400, 400 * ROWS, 1)
         assert (run["seconds"], run["steps_per_second"]) == (399.0, 1.0), "of all steps"
-        assert (ledger["adds_up"], ledger["account"]["violations"]) == (True, [])
+        assert (ledger["adds_up"], ledger["account"]["violations"], ledger["checked_from"]) == (True, [], 380)
         weights = await get("weights")
         assert (weights["count"], weights["versions"][-1]["version"]) == (401, 0)
+        assert all(version["time"] > 0 for version in weights["versions"]), "also of the floor, which is looked up"
         assert (await get("rows?step=3"))["batch"]["reward"] == 0.5
-        assert (await get("ledger"))["account"] == ledger["account"]
+        whole = await get("ledger")
+        assert (whole["account"], whole["checked_from"]) == (ledger["account"], 0)
 
     asked(long_run, work)
 
@@ -157,11 +159,13 @@ def test_missing_batch_below_the_checkpoint_is_found_in_the_end(long_run: Writte
     long_run.table.remove([cell])
 
     async def work(get: Get) -> None:
-        assert (await get("ledger"))["adds_up"], "what a checkpoint covers is read later"
+        ledger = await get("ledger")
+        assert (ledger["adds_up"], ledger["checked_from"]) == (True, 380), "what a checkpoint covers is read later"
         async with asyncio.timeout(20):
-            while (await get("ledger"))["adds_up"]:  # noqa: ASYNC110 nobody asks for it
+            while (ledger := await get("ledger"))["checked_from"]:
+                assert ledger["adds_up"]
                 await asyncio.sleep(0.05)
-        assert "step 7 has weights but no batch" in (await get("ledger"))["account"]["violations"]
+        assert "step 7 has weights but no batch" in ledger["account"]["violations"]
 
     asked(long_run, work)
 

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from broker.subjects import RowId
+from relax_actors.messages import Batch, Checkpoint, Weights
+from relax_actors.messages.cells import RowCounts
 from tests.support.browsers import Watched, needs_browser, opened
-from tests.support.consoles import LinkedConsole, ServedConsole, WrittenRun
+from tests.support.consoles import ROWS, LinkedConsole, ServedConsole, WrittenRun
 from tests.support.hostile_markup import PAYLOADS
 from tests.support.recorded_runs import recorded_machine
 from tests.support.running import wait_until
@@ -285,6 +287,25 @@ def test_run_that_is_over_is_shown(browser: Any, run: WrittenRun) -> None:
     watched.check()
     console.stop()
     run.connect()
+
+
+def test_lost_batch_of_a_long_run_is_shown_once_all_are_read(browser: Any, tmp_path: Path) -> None:
+    steps, lost = 2000, 7
+    run = WrittenRun(tmp_path, steps=steps)
+    cells: list[tuple[str, Any]] = []
+    for step in range(steps):
+        if step != lost:
+            cells.append((run.subjects.numbered("batch", step), Batch([0, 1], 1, 1, 0.5, 0, 8, 1e9 + step)))
+        cells.append((run.subjects.numbered("weights", step + 1), Weights(step + 1, f"f{step + 1}", [], 1)))
+    run.table.put_all(cells)
+    totals = RowCounts(admitted=ROWS * steps, trained=ROWS * steps)
+    run.table.put(run.subjects.numbered("checkpoint", steps), Checkpoint(steps, "checkpoints/1", "f", steps, totals))
+    console = ServedConsole(run, run.cwd)
+    watched = opened(browser, console)  # before all are read, and nothing new comes
+    watched.page.get_by_text(f"step {lost} has weights but no batch").wait_for()
+    watched.check()
+    console.stop()
+    run.stop()
 
 
 def test_wrong_token_gets_an_explanation(browser: Any, console: ServedConsole) -> None:

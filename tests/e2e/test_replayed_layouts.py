@@ -47,7 +47,7 @@ def test_random_steps_give_the_recorded_bits(finished: Finished, layout: str) ->
     sys.stdout.write(f"{layout}: steps chosen with seed {seed}\n")
     with opened(str(finished(layout).folder.root)) as recording:
         for model in LAYOUTS[layout].models:
-            replayer = Replayer(recording, recording.config, model)
+            replayer = Replayer(recording, recording.config, model, gradients=True)
             try:
                 for step in random.Random(seed).choices(range(STEPS), k=PICKS):
                     result = replayer.replay(step)

@@ -41,11 +41,8 @@ def finished(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, finish_reasons=["stop"] * len(trajectory.lengths))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", presets())
-def test_steps_of_an_algorithm_give_the_recorded_bits(
-    make_trainer: MakeTrainer, table: Table, tmp_path: Path, name: str
-) -> None:
+def recorded(make_trainer: MakeTrainer, table: Table, scratch: Path, name: str) -> Recording:
+    """Train two steps of an algorithm, and return what a replay reads."""
     trainer = make_trainer(f"algorithm.name={name}", "algorithm.kl.place=none", "run.keep_steps=9")
     with_rewards = needs_whole_step(trainer.context.config.algorithm)
     for step in range(2):
@@ -54,14 +51,31 @@ def test_steps_of_an_algorithm_give_the_recorded_bits(
     context = trainer.context
     settings = SavedSettings(context.config.model_dump(mode="json"))
     at = Connected(context.folder, settings, context.table, context.state, live=True, load=lambda: context.config)
-    recording = Recording(at, tmp_path / "scratch")
-    recording.scratch.mkdir()
+    scratch.mkdir()
+    return Recording(at, scratch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", presets())
+def test_steps_of_an_algorithm_give_the_recorded_bits(
+    make_trainer: MakeTrainer, table: Table, tmp_path: Path, name: str
+) -> None:
+    recording = recorded(make_trainer, table, tmp_path / "scratch", name)
     found = Replayer(recording, recording.config, "policy").replay(1)
     assert found.json()["difference"] is None
     assert (found.steps, found.recorded) == ([0, 1], found.computed)
     assert len(found.figures) > 5
     assert not found.rows or len(found.rows) == len(found.micro_batches)
+    assert found.micro_batches
     for part in found.micro_batches:
         assert part["loss"].recorded is not None
-        assert {"loss", "gradient"} <= part.keys()
-    assert found.micro_batches
+
+
+def test_gradients_are_measured_on_request(make_trainer: MakeTrainer, table: Table, tmp_path: Path) -> None:
+    recording = recorded(make_trainer, table, tmp_path / "scratch", "grpo")
+    for measured in (False, True):
+        found = Replayer(recording, recording.config, "policy", gradients=measured).replay(1).json()
+        assert (found["difference"], found["recorded"]) == (None, found["computed"])
+        assert found["micro_batches"]
+        for part in found["micro_batches"]:
+            assert ("gradient" in part, bool(part["gradients"])) == (measured, measured)

@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -183,25 +184,61 @@ class Squatter(BaseHTTPRequestHandler):
         pass
 
 
+@contextmanager
+def served(port: int, handler: type[BaseHTTPRequestHandler]) -> Iterator[None]:
+    """Answer requests at a port."""
+    server = HTTPServer(("127.0.0.1", port), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 def test_token_is_not_sent_to_whom_the_port_belongs_now(tmp_path: Path) -> None:
     from relax_actors.console.link import is_console, open_link
 
     link, listener = open_link(tmp_path)
     listener.close()
-    server = HTTPServer(("127.0.0.1", link.port), Squatter)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with served(link.port, Squatter):
         assert not is_console(link)
         assert len(Squatter.seen) == 1
         assert link.observer not in Squatter.seen[0]
         again, listener = open_link(tmp_path)
         listener.close()
         assert again.port != link.port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+
+
+class Sluggard(BaseHTTPRequestHandler):
+    """Sends a piece of an answer now and then, for 10 s or until the client leaves."""
+
+    left = threading.Event()
+
+    def do_GET(self) -> None:
+        self.wfile.write(b"HTTP/1.1 ")
+        try:
+            for _ in range(100):
+                self.wfile.write(b"100 Continue\r\n\r\nHTTP/1.1 ")
+                self.left.wait(0.1)
+        except OSError:
+            self.left.set()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_port_whose_owner_answers_piece_by_piece_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from relax_actors.console import link as links
+
+    monkeypatch.setattr(links, "PROOF_SECONDS", 0.5)
+    link, listener = links.open_link(tmp_path)
+    listener.close()
+    with served(link.port, Sluggard):
+        assert not links.is_console(link)
+    assert Sluggard.left.is_set()
 
 
 def test_console_proves_that_it_holds_the_token(run: WrittenRun) -> None:

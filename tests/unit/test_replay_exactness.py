@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from relax_actors.cli.replay import replay
 from relax_actors.config import Config, load_config
 from relax_actors.errors import ConfigError
 from relax_actors.replay.exactness import check_devices, why_inexact, why_samples_inexact
@@ -59,3 +62,9 @@ def test_missing_gpu_is_named_before_anything_is_computed() -> None:
         check_devices(config_of("trainer.device=cuda"), 0)
     with pytest.raises(ConfigError, match=r"trainer\.device = 'cuda:3'.*1 GPU here"):
         check_devices(config_of("trainer.device=cuda:3"), 1)
+
+
+@pytest.mark.parametrize("options", [{"step": 3}, {"rollout": "3.1", "json": True}])
+def test_gradients_that_nothing_would_print_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"--gradients .* --json"):
+        replay("demo", gradients=True, **options)

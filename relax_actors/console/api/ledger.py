@@ -17,7 +17,9 @@ class LedgerAnswer:
 
     Attributes:
         account: floor, counts and violations, as `relax ledger --json` prints them.
-        adds_up: whether admitted = trained + dropped + quarantined + in flight, without violations.
+        adds_up: whether admitted = trained + dropped + quarantined + in flight, without violations so far.
+        checked_from: first step whose batch has been checked; 0 once all have been. A long run is shown before the
+            batches that a checkpoint covers are read.
         dropped: dropped rows whose steps are not below the floor, by reason.
         dropped_below_floor: dropped rows that a checkpoint has removed from the table; their reasons are in the record.
         quarantined: the newest quarantined rows with their role, error and traceback.
@@ -25,6 +27,7 @@ class LedgerAnswer:
 
     account: dict[str, Any]
     adds_up: bool
+    checked_from: int
     dropped: dict[str, int]
     dropped_below_floor: int
     quarantined: list[dict[str, Any]]
@@ -46,4 +49,5 @@ async def answer(query: Query) -> LedgerAnswer:
         for row, cell in sorted(picture.quarantined.items(), reverse=True)[:MAX_ROWS]
     ]
     adds_up = account["admitted"] == total and not account["violations"]
-    return LedgerAnswer(account, adds_up, dict(picture.dropped()), picture.ledger.totals.dropped, rows)
+    ledger = picture.ledger
+    return LedgerAnswer(account, adds_up, ledger.checked_from, dict(picture.dropped()), ledger.totals.dropped, rows)

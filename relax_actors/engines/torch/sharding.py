@@ -153,5 +153,5 @@ def gradient_of(weight: nn.Parameter) -> Tensor:
 
 
 def square(tensor: Tensor) -> float:
-    """Return the sum of the squares of a tensor, in float64."""
-    return float(tensor.detach().double().square().sum())
+    """Return the sum of the squares of a tensor, in float64; on a GPU without a copy of the tensor in float64."""
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_actors.console.figures import MAX_NAMES, Figures
-from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.monitoring.log_message import MAX_NUMBERS, LogMessage
 
 
 def step(number: int, **figures: Any) -> LogMessage:
@@ -49,7 +49,7 @@ def test_thinned_curve_keeps_extremes_and_number_of_points(values: list[float], 
     assert curve.steps == sorted(set(curve.steps))
 
 
-NUMBERS = st.one_of(st.floats(), st.integers(), st.booleans(), st.just(10**400))
+NUMBERS = st.one_of(st.floats(), st.integers(), st.booleans(), st.sampled_from([10**400, -(10**400)]))
 FIELDS = st.dictionaries(st.sampled_from(["a", "b", "c", "loss", "version"]), st.one_of(NUMBERS, st.text(max_size=3)))
 
 
@@ -57,9 +57,28 @@ FIELDS = st.dictionaries(st.sampled_from(["a", "b", "c", "loss", "version"]), st
 @given(st.one_of(NUMBERS, st.just(3)), st.lists(FIELDS, min_size=1, max_size=5))
 def test_fast_figures_are_those_of_the_message(number: Any, bodies: list[dict[str, Any]]) -> None:
     for body in bodies:  # one after the other, since fields are remembered
-        message = step(number, **body)
-        scalars, figures = message.scalars(), message.figures()
-        assert figures == (None if scalars is None else (scalars[0], tuple(scalars[1]), tuple(scalars[1].values())))
+        assert_same_figures(step(number, **body))
+
+
+def test_integers_that_no_float_holds_are_left_out() -> None:
+    message = step(0, high=10**400, low=-(10**400), loss=1.0)  # the sum of all is finite
+    assert_same_figures(message)
+    figures = Figures(100)
+    figures.take(message)
+    assert figures.latest() == {"step/loss": 1.0}
+
+
+@pytest.mark.parametrize("count", [MAX_NUMBERS - 1, MAX_NUMBERS])
+def test_step_after_many_numbers(count: int) -> None:
+    body = {f"figure{number}": 1.0 for number in range(count)} | {"step": 3}
+    message = LogMessage.parse("relax.demo.metric.trainer.0", json.dumps({"kind": "step", **body}).encode())
+    assert message is not None
+    assert_same_figures(message)
+
+
+def assert_same_figures(message: LogMessage) -> None:
+    scalars, figures = message.scalars(), message.figures()
+    assert figures == (None if scalars is None else (scalars[0], tuple(scalars[1]), tuple(scalars[1].values())))
 
 
 def test_part_of_a_curve_has_its_steps_only() -> None:

@@ -30,7 +30,7 @@ function reasons(dropped, below) {
   return [...known, ...(below ? [`in steps that a checkpoint has removed ${figure(below)}`] : [])].join(", ");
 }
 
-export function Ledger({ account, addsUp, dropped, below }) {
+export function Ledger({ account, addsUp, checkedFrom, dropped, below }) {
   const total = Math.max(1, account.admitted);
   const sum = `admitted ${figure(account.admitted)} = ${ENDS.map((name) => `${words(name)} ${figure(account[name])}`).join(" + ")}`;
   return html`<section class="panel" aria-label="ledger">
@@ -38,6 +38,7 @@ export function Ledger({ account, addsUp, dropped, below }) {
     <div class="bar" role="img" aria-label=${sum}>${ENDS.map((name) => html`<span key=${name} class=${name} style=${{ width: `${(100 * account[name]) / total}%` }}></span>`)}</div>
     <p id="ledger-sum">admitted <b>${figure(account.admitted)}</b> = ${ENDS.map((name, i) => html`<span key=${name}>${i ? " + " : ""}<i class=${`key ${name}`}></i>${words(name)} <b>${figure(account[name])}</b></span>`)}</p>
     ${account.dropped > 0 && html`<p class="dim">Dropped: ${reasons(dropped, below)}</p>`}
+    ${checkedFrom > 0 && html`<p class="dim">Batches of the steps below ${figure(checkedFrom)} have not been checked yet.</p>`}
     ${!addsUp && html`<p role="alert" class="bad">The ledger does not add up: ${account.violations.join("; ")}</p>`}
   </section>`;
 }
@@ -138,15 +139,28 @@ function Curves({ run, runs, parameters, pulse, theme, evaluated }) {
   </section>`;
 }
 
+/** The ledger, asked again each second until all batches are checked: the log brings nothing new of them. */
+function useLedger(run, pulse) {
+  const [ticks, setTicks] = useState(0);
+  const ledger = useAnswer("ledger", { run }, pulse + ticks);
+  const isPartial = ledger.data?.checked_from > 0;
+  useEffect(() => {
+    if (!isPartial) return undefined;
+    const timer = setInterval(() => setTicks((count) => count + 1), 1000);
+    return () => clearInterval(timer);
+  }, [isPartial]);
+  return ledger;
+}
+
 export default function RunView({ run, runs, parameters, pulse, theme }) {
   const state = useAnswer("run", { run }, pulse);
-  const ledger = useAnswer("ledger", { run }, pulse);
+  const ledger = useLedger(run, pulse);
   const events = useAnswer("events", { run, last: 100 }, pulse);
   return html`<div class="stack">
     <h2>${run} <small class="dim">${state.data ? `${state.data.algorithm}` : ""}</small></h2>
     <${State} ...${state} />
     ${state.data && html`<${Tiles} data=${state.data} />`}
-    ${ledger.data && html`<${Ledger} account=${ledger.data.account} addsUp=${ledger.data.adds_up} dropped=${ledger.data.dropped} below=${ledger.data.dropped_below_floor} />`}
+    ${ledger.data && html`<${Ledger} account=${ledger.data.account} addsUp=${ledger.data.adds_up} checkedFrom=${ledger.data.checked_from} dropped=${ledger.data.dropped} below=${ledger.data.dropped_below_floor} />`}
     <${Curves} run=${run} runs=${runs} parameters=${parameters} pulse=${pulse} theme=${theme} evaluated=${(state.data?.evaluations || []).map(([version]) => version)} />
     ${events.data && html`<div class="panel"><${Table} title="Events" columns=${EVENTS} rows=${events.data.events} id=${(event) => event.sequence} parameters=${parameters} cards /></div>`}
   </div>`;
