@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from importlib.abc import InspectLoader
 from typing import Any
 
 
@@ -16,9 +15,9 @@ def lazy(package: str) -> Callable[[str], Any]:
 
     @cache
     def modules() -> dict[str, str]:
-        loader = sys.modules[package].__loader__
-        source = loader.get_source(package) if isinstance(loader, InspectLoader) else None
-        (block,) = (node for node in ast.parse(source or "").body if isinstance(node, ast.If))
+        # Of a class in importlib.abc, whose import takes 10 ms.
+        loader: Any = sys.modules[package].__loader__
+        (block,) = (node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If))
         imports = (node for node in block.body if isinstance(node, ast.ImportFrom))
         return {alias.name: str(node.module) for node in imports for alias in node.names}
 

@@ -61,12 +61,13 @@ def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
     for role in engines:
         on_host = moves_to_host(config, role) or offloads(config, role)
         is_here = on_cpu(device_of_role(config, role) or "auto") or on_host
-        model = engine_bytes(config, role, facts) + copied_bytes(config, role, facts) if is_here else 0
+        model = engine_bytes(config, role, facts) if is_here else 0
         models[role] = model if moves_to_disk(config, role) else replicas(config, role) * model
     for group in config.placement.colocate:
         movable = (role for role in group if role in models and moves_to_disk(config, role))
         models |= dict.fromkeys(sorted(movable, key=models.__getitem__)[:-1], 0)
-    return {role: replicas(config, role) * host_bytes(config, role) + models[role] for role in engines}
+    others = {role: host_bytes(config, role) + copied_bytes(config, role, facts) for role in engines}
+    return {role: replicas(config, role) * others[role] + models[role] for role in engines}
 
 
 def moves_to_host(config: Config, role: str) -> bool:
@@ -134,12 +135,14 @@ def host_bytes(config: Config, role: str) -> int:
 
 
 def copied_bytes(config: Config, role: str, facts: ModelFacts) -> int:
-    """Return bytes of host memory for copies of published weights."""
+    """Return bytes of host memory for copies of weights that an actor publishes, or keeps for its server."""
     megatron = config.trainer.megatron
     ranks = {"trainer": megatron.own_ranks, "trainer_rank": 1}.get(role, 0)
     published = WEIGHT_BYTES[config.trainer.precision]
     copies = 2 if config.publishes_deltas else 0  # deltas are computed between two versions
-    return facts.parameters * copies * published * ranks // megatron.ranks
+    footprint = footprints(config).get(role, LIGHT)
+    kept = int(facts.parameters * footprint.copied_bytes)
+    return kept + facts.parameters * copies * published * ranks // megatron.ranks
 
 
 def on_cpu(device: str) -> bool:

@@ -18,7 +18,7 @@ from relax_actors.checks.capacity import check_disk, check_memory
 from relax_actors.checks.cluster import check_nodes
 from relax_actors.config import Config
 from relax_actors.config.notes import check_steps, check_weight_files
-from relax_actors.data.adapter_check import check_adapter
+from relax_actors.data.adapter_check import check_adapter, check_adapter_settings
 from relax_actors.data.check import check_characters, check_data, check_set
 from relax_actors.data.checked_run import CheckedModel, CheckedRun
 from relax_actors.data.duplicates import note_duplicates
@@ -146,7 +146,7 @@ def _shape_checks(run: CheckedRun, folder: Path, facts: ModelFacts) -> Iterator[
         yield partial(_check_backend, config, folder, "rollout", inference_backend)
         yield partial(check_entropies, config)
         yield partial(check_lengths, config, facts)
-    yield partial(check_adapter, config, folder)
+    yield partial(check_adapter_settings, config, folder)
     yield partial(check_router_replay, config, facts)
 
 
@@ -155,6 +155,7 @@ def _file_checks(run: CheckedRun) -> Iterator[Check]:
     config = run.config
     if run.model is not None:
         yield partial(check_weight_files, config)
+        yield partial(check_adapter, config, run.model.folder)
         yield partial(check_characters, config, run.model.tokenizer)
     check_rows = check_traces if config.data.has_traces else check_examples if config.from_data else check_data
     yield partial(check_rows, run, config.data, "data")

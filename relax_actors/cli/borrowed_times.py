@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, role_names
 from relax_actors.roles.gpus import needs_of_roles
 from relax_actors.simulation.durations import with_values
 
+FOLLOWING = {
+    "simulate.devices": "rollout.replicas or the ranks of [trainer]",
+    "simulate.rollout_devices": "rollout.replicas",
+    "simulate.staleness": "staleness.max",
+}
+"""Settings that follow from those of the run."""
+
+
+def check_settings(settings: Iterable[str]) -> None:
+    """Refuse settings of [simulate] that follow from the run; raises ConfigError."""
+    for setting in settings:
+        if (name := setting.partition("=")[0].strip()) in FOLLOWING:
+            msg = f"{name} follows from the run with --times; set {FOLLOWING[name]}"
+            raise ConfigError(msg)
+
 
 def with_times_of(cluster: Config, config: Config) -> Config:
-    """Return a cluster's configuration with the sizes of another one: rows, samples, staleness, GPUs.
+    """Return a cluster's configuration with the rows, samples, staleness and GPUs of a run.
 
     Training takes time in proportion to the samples of a step, and answers have at most the tokens that the rollout
-    allows.
+    allows. GPUs of other roles than trainer and rollout are left out.
 
     Args:
         cluster: configuration with [simulate], all of whose times are set or calibrated.
         config: configuration of a run on GPUs.
 
     Raises:
-        ConfigError: the run has no GPUs apart from those that generate, or generates nothing.
+        ConfigError: trainer and rollout do not have GPUs of their own, or the wrong file has the section [simulate].
     """
     simulate = cluster.simulate
     if simulate is None:
         msg = "the file of --times has no section [simulate]; examples/simulate has examples"
+        raise ConfigError(msg)
+    if config.simulate is not None:
+        msg = "the configuration has a section [simulate] of its own; leave out --times"
         raise ConfigError(msg)
     gpus = {
         role: need.gpus * replicas(config, role) for role, need in needs_of_roles(config, role_names(config)).items()

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from broker.errors import BrokerError
 from broker.files import write_private
 from relax_actors.checks import require
 from relax_actors.cli.command_lines import command_line
@@ -35,6 +36,7 @@ from relax_actors.monitoring.watcher import Watcher
 from relax_actors.printable import printable_lines
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.discard import discard, finish_discarding
 from relax_actors.supervision.resume import Effect, compare, continues, listed
 from relax_actors.supervision.root import Root
 from relax_actors.supervision.spec import Failure
@@ -108,9 +110,8 @@ def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> in
     """
     configs = [load_config(request.path, [*request.settings, f"run.stage={name}"]) for name in names]
     folders = [RunFolder(config.folder) for config in configs]
-    if request.fresh and (used := [str(folder.root) for folder in folders if folder.saved_config() is not None]):
-        msg = f"--fresh removes one run, not stages; remove {', '.join(used)} to start from nothing"
-        raise ConfigError(msg)
+    if request.fresh:
+        _discard_all(folders)
     finished: dict[str, Summary] = {}
     for k, (name, folder) in enumerate(zip(names, folders, strict=True)):
         config = with_epochs(configs[k])
@@ -128,9 +129,23 @@ def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> in
         code = _train_run(request, console, config, as_json=False)
         if code or finished_before(folder, config) is None:
             return code
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 this command, as it was given
+        again = [argument for argument in sys.orig_argv[1:] if argument != "--fresh"]
+        os.execv(sys.executable, [sys.executable, *again])  # noqa: S606 this command, as it was given
     show_stages(console, finished, as_json=request.as_json)
     return 0
+
+
+def _discard_all(folders: Sequence[RunFolder]) -> None:
+    """Remove the runs in folders; raises ConfigError if one is up or cannot be removed."""
+    for folder in folders:
+        if not folder.config.exists() and not folder.discarded.exists():
+            continue
+        with folder.lock():
+            try:
+                finish_discarding(folder)
+                discard(folder)
+            except BrokerError as error:
+                raise ConfigError(str(error)) from error
 
 
 def _train_run(

@@ -22,7 +22,7 @@ import numpy as np
 from rich.table import Table
 
 from relax_actors.checks import require
-from relax_actors.cli.borrowed_times import with_times_of
+from relax_actors.cli.borrowed_times import check_settings, with_times_of
 from relax_actors.cli.foreground import explain, log_to_file, run_root
 from relax_actors.config import Config, load_config, validate
 from relax_actors.errors import ConfigError, RelaxError
@@ -205,7 +205,7 @@ def predict_all(path: Path, settings: list[str], times: Path | None = None, *, s
 
     Args:
         path: the configuration.
-        settings: overrides of it.
+        settings: overrides of it; those of [simulate] are of `times`, if that is given.
         times: file whose [simulate] is used; None for that of the configuration.
         split: also search the best split of devices, for the last value of `simulate.staleness`.
         as_json: print the results as one line of JSON at the end.
@@ -216,9 +216,11 @@ def predict_all(path: Path, settings: list[str], times: Path | None = None, *, s
     """
     logs.configure()
     console = Screen(stderr=as_json, width=None if sys.stdout.isatty() else 120)
-    config = load_config(path, settings)
+    of_cluster = [setting for setting in settings if times is not None and setting.startswith("simulate.")]
+    config = load_config(path, [setting for setting in settings if setting not in of_cluster])
     if times is not None:
-        config = with_times_of(calibrated(with_recorded(load_config(times))), config)
+        check_settings(of_cluster)
+        config = with_times_of(calibrated(with_recorded(load_config(times, of_cluster))), config)
     config = calibrated(with_recorded(config))
     if config.simulate is None:
         raise ConfigError(NO_SECTION)

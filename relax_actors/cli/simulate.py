@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from relax_actors.cli.options import ConfigPath, JsonResult, Overrides
+from relax_actors.errors import ConfigError
 
 
 def simulate(
@@ -31,6 +32,9 @@ def simulate(
     --times names a file that has one: docs/simulate.md.
     """
     if autoscaler:
+        if times is not None:
+            msg = "--autoscaler does not use the times of --times; leave out one of them"
+            raise ConfigError(msg)
         from relax_actors.cli.modelled_loads import show_loads
 
         raise typer.Exit(show_loads(config, settings or [], as_json=json))

@@ -47,8 +47,13 @@ def check_adapter(config: Config, folder: Path) -> Iterator[str]:
     """
     if config.lora is None:
         return
-    _check_settings(config)
-    _check_base(config, folder)
+    check_adapter_settings(config, folder)
+    if config.model.path is None or not any(folder.glob("*.safetensors")):
+        msg = (
+            "[lora] trains an adapter of a trained model, and this run's model starts from random weights; set "
+            "model.path to a folder with *.safetensors, or remove [lora]"
+        )
+        raise ConfigError(msg)
     form, shapes = form_of(config.lora), stored_shapes(folder)
     if family_of(folder) is not None:
         yield "lora.targets are matched when the trainer starts: files of this model have other names than its layers"
@@ -78,7 +83,9 @@ def check_adapter(config: Config, folder: Path) -> Iterator[str]:
 
 
 def matched_layers(shapes: Mapping[str, list[int]], form: AdapterForm) -> list[str]:
-    """Return the layers that an adapter changes, by a model folder's files."""
+    """Return the layers that an adapter changes, by a model folder's files; none if it has only config.json."""
+    if not shapes:
+        return []
     modules = {name.rpartition(".")[0] for name in shapes}
     return match_targets(linear_layers(shapes), modules, form.targets, expert_layers(shapes))
 
@@ -124,7 +131,14 @@ def adapter_parameters(form: AdapterForm, shapes: Mapping[str, list[int]], targe
     return of_targets + sum(math.prod(shape) for n, shape in shapes.items() if n.rpartition(".")[0] in saved)
 
 
-def _check_settings(config: Config) -> None:
+def check_adapter_settings(config: Config, folder: Path) -> None:
+    """Refuse settings, and types of models by their config.json, with which no adapter can be trained.
+
+    Raises:
+        ConfigError: names the setting or the type.
+    """
+    if config.lora is None:
+        return
     if config.trainer.warm_start is not None:
         msg = (
             "trainer.warm_start trains the model before version 0, and [lora] leaves it as it is; train a stage with "
@@ -137,15 +151,10 @@ def _check_settings(config: Config) -> None:
     if config.trainer.freeze:
         msg = "trainer.freeze: with [lora] all weights but the adapter's are frozen; leave trainer.freeze out"
         raise ConfigError(msg)
+    _check_type(folder)
 
 
-def _check_base(config: Config, folder: Path) -> None:
-    if config.model.path is None or not any(folder.glob("*.safetensors")):
-        msg = (
-            "[lora] trains an adapter of a trained model, and this run's model starts from random weights; set "
-            "model.path to a folder with *.safetensors, or remove [lora]"
-        )
-        raise ConfigError(msg)
+def _check_type(folder: Path) -> None:
     fields = json.loads((folder / "config.json").read_text())
     if (kind := fields.get("model_type")) in _CONV1D:
         msg = (

@@ -16,10 +16,13 @@ import pytest
 from relax_actors.engines.sglang import launch
 from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.isolation.janitor import segments
+from relax_actors.messages import Trajectory
+from relax_actors.roles.taught_rollout import is_taught
+from tests.chaos.test_teacher import random_model
 from tests.support.adapters import base_folder
 from tests.support.faults import command_of, story_of, wait_for_cell
 from tests.support.judges import chat_judge
-from tests.support.kills import kill_actors
+from tests.support.kills import kill_actors, kill_at, stopped_root
 from tests.support.running import IMAGES, SUPPORT, TINY, Run, processes_of, relax, wait_until
 from tests.support.sglang_servers import members, skip_if_missing
 
@@ -189,3 +192,29 @@ def test_judge_with_a_server_of_its_own_is_killed_and_grades_as_one_in_its_proce
     # A server ends with its actor.
     assert processes_of(run.folder.root) == []
     assert "server.judge.0.log" in [path.name for path in (run.folder.root / "logs").iterdir()]
+
+
+def test_teacher_with_a_server_of_its_own_writes_the_same_samples_after_kills(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    distil = "algorithm.distil={place='loss', kind='forward_kl', top_k=3, student_share=0.5}"
+    teacher = f"roles.teacher.model={random_model(tmp_path / 'teacher', 1)}"
+    settings = (*ON_POLICY[:-1], "run.steps=4", "trainer.checkpoint_every=9", "algorithm.name=opd", teacher, distil)
+    expected = make_run("calm", *settings).complete(LONG)["weights_fingerprint"]
+    run = make_run("killed", *settings).start()
+    wait_for_cell(run, "batch.0", LONG)
+    config, written = run.folder.load_config(), set[bool]()
+    with stopped_root(run):
+        kill_at(run, "rollout.0", "weights.1")  # the teacher's server ends with its actor
+        kill_at(run, "trainer.0", "batch.2")
+        for cell_id, cell in run.table.snapshot([run.table.subjects.column("trajectory")]):
+            by_teacher = is_taught(config, cell_id.row.step, cell_id.row.index)
+            written.add(by_teacher)
+            assert by_teacher == (not run.table.read(cell.data, Trajectory).fingerprints)
+    assert written == {True, False}
+    run.disconnect()
+    code, result, said = run.finish(LONG)
+    assert code == 0, said
+    assert result["weights_fingerprint"] == expected
+    assert (result["admitted"], result["trained"]) == (16, 16)
+    assert processes_of(run.folder.root) == []

@@ -21,7 +21,7 @@ def test_score_of_a_rule_rises_with_the_rewards_of_a_trained_model(make_run: Cal
     result = make_run("reward-model", *short, config=EXAMPLE).complete()["stages"]
     pairs, grpo = result["pairs"], result["grpo"]
     assert (pairs["quarantined"], grpo["quarantined"]) == (0, 0)
-    assert pairs["eval_first"] < 0.7
-    assert pairs["eval_last"] > 0.9
+    assert pairs["eval_first"] < 0.6
+    assert pairs["eval_last"] > 0.7
     assert grpo["reward_last"] > grpo["reward_first"]
     assert grpo["eval_last"] >= grpo["eval_first"] + 0.2

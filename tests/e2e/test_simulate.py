@@ -85,3 +85,16 @@ def test_phases_are_taken_from_a_recorded_run(make_run: Callable[..., Run]) -> N
     assert (row.values[0], row.values[-1]) == pytest.approx((min(rows), max(rows)), abs=1e-4)
     with pytest.raises(ConfigError, match="switch cannot be taken from a recorded run"):
         with_recorded(load_config(CLUSTER, [f'simulate.phases.switch={{ recorded = "{root}" }}']))
+
+
+@pytest.mark.slow
+def test_run_for_gpus_is_predicted_with_the_times_of_a_cluster(tmp_path: Path) -> None:
+    folder = SUPPORT.parents[1] / "examples"
+    files = (str(folder / "cluster/qwen3_4b_async.toml"), "--times", str(folder / "simulate/qwen3_4b_16_h800.toml"))
+    settings = ("trainer.prompts_per_step=8", "simulate.time_scale=0.004", "simulate.steps=2", "--json")
+    done = relax("simulate", *files, *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    modes = json.loads(done.stdout.splitlines()[-1])["modes"]
+    assert [mode["mode"] for mode in modes] == ["colocated", "separate, max 0", "separate, max 2"]
+    assert [mode["rollout_devices"] for mode in modes[1:]] == [8, 8]
+    assert all(mode["step_seconds"] > 0 for mode in modes)

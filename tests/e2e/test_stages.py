@@ -110,3 +110,16 @@ def test_killed_stages_end_with_the_weights_of_calm_ones(
     longer = relax("up", str(chain), "run.name=killed", *settings, f"stages.sft.run.steps={steps + 1}", cwd=tmp_path)
     assert longer.returncode == 2
     assert_says(" ".join(longer.stderr.split()), "sft", "grpo has begun")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_fresh_stages_begin_from_nothing(make_run: MakeRun, chain: Path) -> None:
+    settings = (*(f"stages.{name}.run.steps=2" for name in VICTIMS), *ON_POLICY)
+    first = make_run("twice", *settings, config=chain).complete()
+    other = (*settings, "run.seed=7")
+    # Neither stage may resume: the settings differ.
+    code, again, said = make_run("twice", *other, config=chain).start("--fresh").finish()
+    assert code == 0, said
+    assert fingerprints(again).keys() == fingerprints(first).keys()
+    assert all(fingerprints(again)[name] != fingerprint for name, fingerprint in fingerprints(first).items())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -24,7 +24,7 @@ from tests.integration.test_sglang import LONG, REQUESTS, STRINGS, shards
 from tests.support.batches import silent
 from tests.support.models import STOP, check_logprobs, request_of
 from tests.support.running import wait_until
-from tests.support.sglang_servers import DENSE, Kept, config_of, engine_of, members, skip_if_missing
+from tests.support.sglang_servers import DENSE, Kept, config_of, engine_of, members, opened_by, skip_if_missing
 
 skip_if_missing()
 
@@ -61,9 +61,10 @@ def test_the_next_incarnation_after_a_crash_finds_the_server_with_its_weights(ke
     )
     command = [sys.executable, "-c", script, str(kept.folder.server(0)), print_of, str(shard)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as life:
-        assert life.stdout is not None
-        assert "generating" in life.stdout.readline()
-        life.kill()
+        try:
+            assert "generating" in line_of(life)
+        finally:
+            life.kill()
     loads = log.read_text().count("Start update_weights")
     with engine_of(kept) as engine:
         engine.load(6, print_of, [shard])
@@ -102,16 +103,18 @@ def test_actor_killed_while_its_server_reads_shared_weights_leaves_nothing(kept:
     before = log.read_text().count(loads)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as life:
         assert life.stdin is not None
-        assert life.stdout is not None
-        assert "staged" in life.stdout.readline()
-        for pid in schedulers:
-            os.kill(pid, signal.SIGSTOP)
-        life.stdin.write("\n")
-        life.stdin.flush()
-        wait_until(lambda: log.read_text().count(loads) > before, "request in the server")
-        life.kill()
-    for pid in schedulers:
-        os.kill(pid, signal.SIGCONT)
+        try:
+            assert "staged" in line_of(life)
+            for pid in schedulers:
+                os.kill(pid, signal.SIGSTOP)
+            life.stdin.write("\n")
+            life.stdin.flush()
+            wait_until(lambda: log.read_text().count(loads) > before, "request in the server")
+        finally:
+            life.kill()
+            life.wait()
+            for pid in schedulers:
+                os.kill(pid, signal.SIGCONT)
     with engine_of(kept, SharedLoader(path.with_suffix(""))) as engine:
         engine.load(7, print_of, [shard])
         made = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
@@ -124,15 +127,6 @@ def test_actor_killed_while_its_server_reads_shared_weights_leaves_nothing(kept:
 def holders_of_weights(kept: Kept) -> set[int]:
     """Processes of the server, and this one, that have opened or mapped shared weights."""
     return {pid for pid in (os.getpid(), *kept.processes()) if MEMORY in opened_by(pid)}
-
-
-def opened_by(pid: int) -> str:
-    """Names of the files that a process has opened or mapped."""
-    names = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):  # the descriptor of this list is closed by now
-            names.append(str(entry.readlink()))
-    return "\n".join([*names, Path(f"/proc/{pid}/maps").read_text()])
 
 
 @pytest.mark.parametrize("part", ["scheduler", "engines.sglang.launch", "supervision.inference_server"])
@@ -209,6 +203,13 @@ def test_a_deterministic_row_gives_the_same_bits_after_its_server_is_killed(exac
     assert len({tuple(sample.tokens.tolist()) for sample in found[0]}) == 6
 
 
+def line_of(process: subprocess.Popen[str], seconds: float = 300.0) -> str:
+    """Return the first line that a process prints."""
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], seconds)[0], f"the process prints no line within {seconds:g} s"
+    return process.stdout.readline()
+
+
 def scratch_of(group: int) -> Path:
     """Temporary folder of a server, which its janitor removes."""
     for pid in processes():
@@ -229,13 +230,15 @@ def test_killing_the_supervisor_and_the_keeper_leaves_nothing_of_the_server(tmp_
         "print(json.dumps(kept.record.process_group), flush=True)\n"
         "time.sleep(600)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as supervisor:
-        assert supervisor.stdout is not None
-        group = json.loads(supervisor.stdout.readline())
-        assert len(members(group)) >= 4
-        used = {*map(Path, segments(members(group), SEGMENTS)), scratch_of(group)}
-        assert len(used) >= 2
-        assert all(path.exists() for path in used)
-        supervisor.kill()
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
+        try:
+            group = json.loads(line_of(supervisor))
+            assert len(members(group)) >= 4
+            used = {*map(Path, segments(members(group), SEGMENTS)), scratch_of(group)}
+            assert len(used) >= 2
+            assert all(path.exists() for path in used)
+        finally:
+            supervisor.kill()
     wait_until(lambda: not members(group), "end of the server")
     wait_until(lambda: not any(path.exists() for path in used), "clean-up")

@@ -42,7 +42,7 @@ class PoolClient:
 
     def take_all(self, number: int) -> dict[str, Msg]:
         """Take the messages that there should be, and a further one that comes soon after them."""
-        return self.take(number) | self.take(1, 0.5)
+        return self.take(number) | self.take(1, 3.0)
 
     def acknowledge(self, *messages: Msg) -> None:
         for message in messages:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError
@@ -77,7 +79,7 @@ def relax(*arguments: str, cwd: Path, deadline: float = 110.0) -> subprocess.Com
 def relax_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Call the command `relax` in this process: its output and exit code, without the seconds of its imports."""
     out, err, code = io.StringIO(), io.StringIO(), 0
-    argv, path, threshold = sys.argv, sys.path.copy(), gc.get_threshold()
+    argv, path, threshold, logging = sys.argv, sys.path.copy(), gc.get_threshold(), structlog.get_config()
     sys.argv = ["relax", *arguments]
     try:
         with chdir(cwd), redirect_stdout(out), redirect_stderr(err):
@@ -87,6 +89,7 @@ def relax_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     finally:
         sys.argv, sys.path[:] = argv, path
         gc.set_threshold(*threshold)
+        structlog.configure(**logging)
     return subprocess.CompletedProcess(["relax", *arguments], code, out.getvalue(), err.getvalue())
 
 

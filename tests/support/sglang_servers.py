@@ -134,3 +134,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     kept = Kept(config_of(tmp_path_factory.mktemp("run"), DENSE, run={"deterministic": False}))
     yield kept
     kept.close()
+
+
+def opened_by(pid: int) -> str:
+    """Return the names of the files that a process has opened or mapped."""
+    names = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # the descriptor of this list is closed by now
+            names.append(str(entry.readlink()))
+    return "\n".join([*names, Path(f"/proc/{pid}/maps").read_text()])

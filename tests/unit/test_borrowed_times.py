@@ -11,6 +11,7 @@ from relax_actors.config import Config, load_config
 from relax_actors.errors import ConfigError
 from relax_actors.simulation.durations import calibrated
 from tests.support.cluster_examples import FOLDER
+from tests.support.running import relax_here
 
 CLUSTERS = FOLDER.parent / "simulate"
 DENSE, OMNI = CLUSTERS / "qwen3_4b_16_h800.toml", CLUSTERS / "qwen3_omni_30b_16_h800.toml"
@@ -52,7 +53,18 @@ def test_run_without_gpus_for_each_side_is_refused(settings: tuple[str, ...]) ->
         borrowed("qwen3_4b_async", DENSE, *settings)
 
 
-def test_file_without_times_is_refused() -> None:
-    run = load_config(FOLDER / "qwen3_4b_async.toml")
+def test_section_in_the_wrong_file_is_refused() -> None:
+    run, cluster = load_config(FOLDER / "qwen3_4b_async.toml"), load_config(DENSE)
     with pytest.raises(ConfigError, match="examples/simulate"):
         with_times_of(run, run)
+    with pytest.raises(ConfigError, match="leave out --times"):
+        with_times_of(cluster, cluster)
+
+
+def test_settings_that_follow_from_the_run_are_refused(tmp_path: Path) -> None:
+    for setting, remedy in [("simulate.staleness=[0,4]", "staleness.max"), ("simulate.devices=4", "replicas")]:
+        arguments = (str(FOLDER / "qwen3_4b_async.toml"), "--times", str(DENSE), setting)
+        done = relax_here("simulate", *arguments, cwd=tmp_path)
+        assert done.returncode == 2
+        assert setting.partition("=")[0] in done.stderr
+        assert remedy in done.stderr

@@ -37,6 +37,18 @@ def test_example_is_placed_by_the_shape_of_its_model_alone(name: str) -> None:
     assert not place_on_nodes(config, nodes, findings.facts).problems
 
 
+@pytest.mark.parametrize(
+    "settings", [(), ("rollout.sglang.merge_adapter=true", "lora.modules_to_save=['embed_tokens']")]
+)
+def test_adapter_of_a_model_that_is_only_a_shape_is_not_compared_with_files(settings: tuple[str, ...]) -> None:
+    config = load_config(FOLDER / "qwen3_4b_async.toml", ["lora.rank=8", *settings])
+    shape = FOLDER / "shapes" / "qwen3_4b_async"
+    assert examine(config, nodes=simulated_nodes("2x8x80GiB"), shape=shape).errors == ()
+    wrong = config.model_copy(update={"trainer": config.trainer.model_copy(update={"freeze": ["lm_head"]})})
+    (error,) = examine(wrong, nodes=simulated_nodes("2x8x80GiB"), shape=shape).errors
+    assert "trainer.freeze" in error
+
+
 def test_shape_that_is_no_model_is_an_error(tmp_path: Path) -> None:
     findings = examine(load_config(FOLDER / "qwen3_4b_async.toml"), nodes=simulated_nodes("2x8"), shape=tmp_path)
     assert any("--shape" in error and "config.json" in error for error in findings.errors)

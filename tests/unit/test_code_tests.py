@@ -58,6 +58,21 @@ def test_equal_programs_of_a_row_run_once() -> None:
     assert len(set(asyncio.run(rewards()))) == 1
 
 
+def test_programs_of_a_row_that_is_given_up_leave_the_queue() -> None:
+    function, row, endless = load_reward("code_tests", options={"concurrent": 1, "seconds": 6.0}), prompt(tests=ADD), 6
+
+    async def next_reward() -> float:
+        given_up = [asyncio.ensure_future(function(f"while True: {n}", row)) for n in range(endless)]
+        await asyncio.sleep(0)
+        for task in given_up:
+            task.cancel()
+        await asyncio.gather(*given_up, return_exceptions=True)
+        # Far less than the time of all that were given up.
+        return await asyncio.wait_for(function(RIGHT["statements"], row), 18)
+
+    assert asyncio.run(next_reward()) == 1.0
+
+
 @pytest.mark.parametrize(
     ("program", "tests"),
     [

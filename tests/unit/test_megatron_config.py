@@ -86,6 +86,13 @@ def test_possible_layout_is_accepted(model: dict[str, Any], section: dict[str, A
     layout.check(layout.Layout.of(MegatronSection(**section)), model)
 
 
+def test_grouped_experts_need_a_torch_with_their_product() -> None:
+    with pytest.raises(ConfigError, match=r"trainer.megatron.grouped_experts = true needs torch 2.10 .*2.9.1\+cpu"):
+        installation.require_grouped_product("trainer", "2.9.1+cpu")
+    for enough in ("2.10.0", "2.13.0+cpu", "3.0.0a0+git1"):
+        installation.require_grouped_product("trainer", enough)
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import base64
-import io
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,11 @@ from typing import Any
 import pytest
 import torch
 
+from relax_actors.checks.capacity import memory_of_roles
+from relax_actors.checks.cluster import PlacedActor, place_on_nodes
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import ModelFacts
+from relax_actors.devices.cluster import simulated_nodes
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols.server import ServerRecord, answers, free_port, generates
 from relax_actors.engines.sglang.backend import SEGMENTS, SglangBackend
@@ -28,11 +29,10 @@ from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.launch import of_frozen_model
 from relax_actors.engines.sglang.server import Server
 from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, server_arguments
-from relax_actors.engines.sglang.weight_loaders import DiskLoader, SharedLoader, StagedWeights, pickled_by_name
+from relax_actors.engines.sglang.weight_loaders import DiskLoader
 from relax_actors.errors import ActorError, ConfigError
 from relax_actors.isolation.janitor import SHARED_MEMORY, Janitor, segments
 from relax_actors.isolation.proc import process
-from relax_actors.weights import files as weights
 from tests.support import models
 from tests.support.http_servers import serving
 from tests.support.models import QWEN3
@@ -160,55 +160,21 @@ def test_server_record_is_private_and_round_trips(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_views_are_pickled_without_their_buffer() -> None:
-    body = torch.arange(1 << 16, dtype=torch.uint8)
-    views = {str(i): body[i << 12 : (i + 1) << 12].view(torch.float16) for i in range(16)}
-    data = base64.b64decode(pickled_by_name(views))
-    assert len(data) < 2 * body.nbytes
-    found = pickle.load(io.BytesIO(data))  # noqa: S301 our own
-    assert all(torch.equal(found[name].view(torch.int16), view.view(torch.int16)) for name, view in views.items())
+@pytest.mark.parametrize("way", ["shared", "group"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_weights_that_are_not_in_files_need_host_memory_and_none_of_the_gpu(way: str, device: str) -> None:
+    def placed(way: str) -> tuple[PlacedActor, int]:
+        sglang = {"weights": way, "dtype": "bfloat16"}
+        config = config_of(rollout={"backend": "sglang", "device": device, "sglang": sglang})
+        nodes = simulated_nodes("1x8x80GiB")
+        (actor,) = (one for one in place_on_nodes(config, nodes, facts).actors if one.role == "rollout")
+        return actor, memory_of_roles(config, facts)["rollout"]
 
-
-def test_shared_weights_are_read_through_a_link_and_cannot_be_changed(tmp_path: Path) -> None:
-    loader, staged = SharedLoader(tmp_path / "0"), StagedWeights(3, "ab")
-    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(40, dtype=torch.bfloat16)[::2]}
-    loader.stage(staged, tensors)
-    loader.stage(staged, tensors)  # again, after a failed update
-    tensors["a"].zero_()
-    (link,) = (tmp_path / "0" / "3-ab").iterdir()
-    assert link.is_symlink()
-    with link.open("r+b") as file, pytest.raises(PermissionError):
-        os.pwrite(file.fileno(), b"x", 0)
-    read = weights.load([link])
-    assert read["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert torch.equal(read["b"], tensors["b"])
-    loader.forget(staged)
-    assert not list((tmp_path / "0").iterdir())
-    assert read["a"].tolist() == [[0, 1, 2], [3, 4, 5]], "who has mapped the memory keeps it"
-    loader.close()
-
-
-@pytest.mark.parametrize(("way", "copies"), [("disk", 2), ("shared", 4)])
-def test_memory_of_weights_that_are_not_in_files_is_counted(way: str, copies: int) -> None:
-    config = config_of(rollout={"backend": "sglang", "sglang": {"weights": way, "dtype": "bfloat16"}})
-    assert inference_backend(config).footprint(config).parameter_bytes == 2 * copies
-
-
-def test_memory_of_a_killed_actor_is_gone_and_its_link_is_removed(tmp_path: Path) -> None:
-    code = (
-        "import os, sys, torch, pathlib\n"
-        "from relax_actors.engines.sglang.weight_loaders import SharedLoader, StagedWeights\n"
-        "loader = SharedLoader(pathlib.Path(sys.argv[1]))\n"
-        "loader.stage(StagedWeights(3, 'ab'), {'a': torch.ones(4)})\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "0")], cwd=ROOT, check=False)
-    assert killed.returncode == -9
-    (link,) = (tmp_path / "0" / "3-ab").iterdir()
-    assert link.is_symlink()
-    assert not link.exists()
-    SharedLoader(tmp_path / "0").close()
-    assert not (tmp_path / "0").exists()
+    facts = replace(FACTS, parameters=10**9)
+    (disk, of_disk), (memory, of_memory) = placed("disk"), placed(way)
+    assert bool(memory.gpus) == (device == "cuda")
+    assert memory.device_bytes == disk.device_bytes == (4 * 10**9 if device == "cuda" else 0)
+    assert memory.host_bytes - disk.host_bytes == of_memory - of_disk == 4 * 10**9
 
 
 class AuthorizedServer(BaseHTTPRequestHandler):

@@ -59,7 +59,7 @@ function useLog(run) {
       }
       beat();
     });
-    return () => { stop(); clearTimeout(due); };
+    return () => { stop(); clearTimeout(due); delete document.body.dataset.logBegun; };
   }, [run]);
   return { pulse, problem, live };
 }

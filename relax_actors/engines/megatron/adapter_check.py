@@ -54,7 +54,8 @@ def check_adapter(config: Config, layout: Layout, model: Path, role: str) -> Non
 
 
 def _check_modules(form: AdapterForm, model: Path, setting: str) -> None:
-    shapes = stored_shapes(model)
+    if not (shapes := stored_shapes(model)):  # a folder with only config.json
+        return
     modules = {name.rpartition(".")[0] for name in shapes}
     for target in matched_layers(shapes, form):
         if target.endswith(_SHARED_GATE):

@@ -180,6 +180,8 @@ def _footprint(config: Config, section: MegatronSection, ranks: int) -> Footprin
 
 def _check(role: str, shape: layout.Layout, model: Path) -> Iterator[str]:
     installation.require(role)
+    if shape.grouped_experts is True:
+        installation.require_grouped_product(role)
     body = _body(model)
     fields = architecture.decoder_fields(body)
     architecture.check(fields, f"{role}.backend")

@@ -22,6 +22,7 @@ class Footprint:
         processes: number of processes, with its own.
         process_bytes: memory of each process besides the model; a server counts with its actor.
         parameter_bytes: memory a parameter of all processes together, where the device is the CPU.
+        copied_bytes: host memory a parameter of copies, on every device.
         gpus: GPUs that it computes on where the device is a GPU; 0 if it needs no device.
         computes_on_cpu: whether it also computes on the CPU of a machine with GPUs, where none is free.
         is_required: whether it must have its GPUs, also on a machine without any.
@@ -30,6 +31,7 @@ class Footprint:
     processes: int = 1
     process_bytes: int = PROCESS_BYTES
     parameter_bytes: float = 0
+    copied_bytes: float = 0
     gpus: int = 1
     computes_on_cpu: bool = True
     is_required: bool = False

@@ -197,14 +197,15 @@ class SglangBackend(InferenceBackend):
     def footprint(self, config: Config) -> Footprint:
         """Return what an actor needs with its server, which holds the weights in use; the actor holds the next ones.
 
-        Without files the actor keeps both once more, for a server that has to start again.
+        Without files the actor also keeps a copy of both in host memory, for a server that has to start again.
         """
         settings = config.rollout.sglang
         if settings.urls:
             return Footprint(gpus=0)
         return Footprint(
             process_bytes=PROCESS_BYTES + SERVER_BYTES,
-            parameter_bytes=(2 if settings.weights == "disk" else 4) * served_bytes(config),
+            parameter_bytes=2 * served_bytes(config),
+            copied_bytes=0 if settings.weights == "disk" else 2 * served_bytes(config),
             gpus=settings.tensor_parallel,
             computes_on_cpu=False,
         )

@@ -131,6 +131,8 @@ class SglangEngine(GenerateMixin):
                 msg = "no weights are staged; nothing can be swapped"
                 raise StoreError(msg)
             before, self._serving = self._serving, staged
+        if before is not None and before != staged:
+            self._loader.forget(before)  # a server that starts again gets the new ones
         self._named = dict([*self._named.items(), (staged.identity, staged.version)][-MAX_NAMES:])
         try:
             if self._rows.active:
@@ -138,12 +140,18 @@ class SglangEngine(GenerateMixin):
             else:
                 self._connection.call(self._prepare_idle)
         except (StoreError, EngineError) as error:
-            self._serving = None
+            self._withdraw()
             msg = f"weights {staged.version} cannot be served: {error}"
             raise ActorError(msg) from error
-        if before is not None and before != staged:
-            self._loader.forget(before)
         return staged.version
+
+    def _withdraw(self) -> None:
+        """Serve no weights until the next swap, and release those in use."""
+        with self._changing:
+            withdrawn, self._serving = self._serving, None
+            is_staged = withdrawn == self._staged
+        if withdrawn is not None and not is_staged:
+            self._loader.forget(withdrawn)
 
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
         """Verify, stage and swap to a full set of weights; see `WeightConsumer`."""
@@ -151,7 +159,7 @@ class SglangEngine(GenerateMixin):
         try:
             copy.apply([WeightUpdate(version, fingerprint, shards)])
         except StoreError:
-            self._serving = None
+            self._withdraw()
             raise
         self.stage(version, copy.tensors)
         self.swap()

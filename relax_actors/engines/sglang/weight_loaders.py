@@ -133,15 +133,20 @@ class SharedLoader(DiskLoader):
         self._descriptors: dict[StagedWeights, int] = {}
 
     def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors to memory, and seal it; raises OSError if there is no memory left."""
+        """Copy the tensors to memory, and seal it."""
         self.forget(staged)
         descriptor = os.memfd_create(f"{MEMORY}{staged.version}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            weights.save(tensors, descriptor)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+            folder = self._folder_of(staged)
+            folder.mkdir(parents=True)
+            (folder / FILE).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        # Only now: `close` in another thread would free the number for a file that the tensors were written to.
         self._descriptors[staged] = descriptor
-        weights.save(tensors, descriptor)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-        folder = self._folder_of(staged)
-        folder.mkdir(parents=True)
-        (folder / FILE).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
 
     def load(self, server: Server, staged: StagedWeights) -> None:
         """Have the server read the memory."""

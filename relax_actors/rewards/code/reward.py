@@ -48,6 +48,14 @@ class InputTest:
     expected: str
 
 
+@dataclass(slots=True)
+class _SharedRun:
+    """A run of a program, and the number of completions that wait for it."""
+
+    passed: asyncio.Future[list[bool]]
+    waiting: int = 0
+
+
 class CodeTests:
     """Reward 1 if the program in a completion passes all tests of its row, else 0.
 
@@ -61,7 +69,8 @@ class CodeTests:
     they call it through a pipe, so it cannot reach the tests, their results or the process that counts them. Arguments
     and results are plain values (numbers, texts, lists, tuples, sets, dicts); other objects of the program can be
     called and have attributes, but equal nothing and cannot be conditions. Changes that the program makes to its
-    arguments do not come back. Hashes of texts are the same in each run. Equal programs of a row run once.
+    arguments do not come back. Hashes of texts are the same in each run. Equal programs with
+    equal tests that wait or run at the same time run once.
 
     Args:
         partial: whether the reward is the share of passed tests instead.
@@ -90,7 +99,7 @@ class CodeTests:
         self._partial, self._sandbox = partial, sandbox
         self._limits = Limits(seconds, None, memory_mib, processes, output=max_output)
         self._places = asyncio.Semaphore(concurrent or len(os.sched_getaffinity(0)))
-        self._running: dict[tuple[Any, ...], asyncio.Future[list[bool]]] = {}
+        self._runs: dict[tuple[Any, ...], _SharedRun] = {}
 
     def check_requirements(self) -> None:
         """Check that programs can be run here; raises ConfigError if no sandbox can be created."""
@@ -104,12 +113,17 @@ class CodeTests:
         if not program.strip() or "\0" in program or len(program.encode()) > LARGEST:
             return 0.0
         key = (program, tuple(tests), entry)
-        running = self._running.get(key)
-        if running is None:
-            running = self._running[key] = asyncio.ensure_future(self._passed(program, tests, entry))
-            running.add_done_callback(lambda _: self._running.pop(key))
-        # A row that is given up must not end the call that another row waits for.
-        passed = await asyncio.shield(running)
+        if (run := self._runs.get(key)) is None:
+            run = self._runs[key] = _SharedRun(asyncio.ensure_future(self._passed(program, tests, entry)))
+        run.waiting += 1
+        try:
+            # A row that is given up must not end the run that another row waits for.
+            passed = await asyncio.shield(run.passed)
+        finally:
+            run.waiting -= 1
+            if not run.waiting:
+                self._runs.pop(key, None)
+                run.passed.cancel()
         return sum(passed) / len(tests) if self._partial else float(all(passed))
 
     async def _passed(self, program: str, tests: list[InputTest] | list[str], entry: str | None) -> list[bool]:

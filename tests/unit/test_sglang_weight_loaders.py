@@ -1,0 +1,145 @@
+"""Ways to load weights into a server: what is written, and what is released."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from collections import UserDict
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from relax_actors.engines.protocols.server import ServerRecord
+from relax_actors.engines.sglang.connection import SglangSettings
+from relax_actors.engines.sglang.engine import SglangEngine
+from relax_actors.engines.sglang.weight_loaders import MEMORY, SharedLoader, StagedWeights, pickled_by_name
+from relax_actors.errors import ActorError
+from relax_actors.weights import files as weights
+from tests.support.http_servers import serving
+from tests.support.sglang_servers import opened_by
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_views_are_pickled_without_their_buffer() -> None:
+    body = torch.arange(1 << 16, dtype=torch.uint8)
+    views = {str(i): body[i << 12 : (i + 1) << 12].view(torch.float16) for i in range(16)}
+    data = base64.b64decode(pickled_by_name(views))
+    assert len(data) < 2 * body.nbytes
+    found = pickle.load(io.BytesIO(data))  # noqa: S301 our own
+    assert all(torch.equal(found[name].view(torch.int16), view.view(torch.int16)) for name, view in views.items())
+
+
+def test_shared_weights_are_read_through_a_link_and_cannot_be_changed(tmp_path: Path) -> None:
+    loader, staged = SharedLoader(tmp_path / "0"), StagedWeights(3, "ab")
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(40, dtype=torch.bfloat16)[::2]}
+    loader.stage(staged, tensors)
+    loader.stage(staged, tensors)  # again, after a failed update
+    tensors["a"].zero_()
+    (link,) = (tmp_path / "0" / "3-ab").iterdir()
+    assert link.is_symlink()
+    with link.open("r+b") as file, pytest.raises(PermissionError):
+        os.pwrite(file.fileno(), b"x", 0)
+    read = weights.load([link])
+    assert read["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert torch.equal(read["b"], tensors["b"])
+    loader.forget(staged)
+    assert not list((tmp_path / "0").iterdir())
+    assert read["a"].tolist() == [[0, 1, 2], [3, 4, 5]], "a mapping keeps the memory"
+    loader.close()
+
+
+def test_weights_that_cannot_be_written_leave_no_memory(tmp_path: Path) -> None:
+    loader, limits = SharedLoader(tmp_path / "0"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            loader.stage(StagedWeights(3, "ab"), {"a": torch.ones(1 << 14)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert MEMORY not in opened_by(os.getpid())
+
+
+def test_file_that_is_opened_after_close_gets_no_weights_of_an_unfinished_stage(tmp_path: Path) -> None:
+    loader, victim = SharedLoader(tmp_path / "0"), tmp_path / "victim"
+
+    class Tensors(UserDict[str, torch.Tensor]):
+        """Tensors during whose copy another thread closes the loader and opens a file."""
+
+        file: Any = None
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            if name == "b" and self.file is None and MEMORY in opened_by(os.getpid()):
+                loader.close()
+                self.file = victim.open("wb")
+            return self.data[name]
+
+    tensors = Tensors(a=torch.ones(4), b=torch.ones(1 << 16))
+    loader.stage(StagedWeights(3, "ab"), tensors)
+    tensors.file.close()
+    assert victim.stat().st_size == 0
+    loader.close()
+    assert MEMORY not in opened_by(os.getpid())
+
+
+def test_memory_of_a_killed_actor_is_gone_and_its_link_is_removed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, torch, pathlib\n"
+        "from relax_actors.engines.sglang.weight_loaders import SharedLoader, StagedWeights\n"
+        "loader = SharedLoader(pathlib.Path(sys.argv[1]))\n"
+        "loader.stage(StagedWeights(3, 'ab'), {'a': torch.ones(4)})\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "0")], cwd=ROOT, check=False, timeout=60)
+    assert killed.returncode == -9
+    (link,) = (tmp_path / "0" / "3-ab").iterdir()
+    assert link.is_symlink()
+    assert not link.exists()
+    SharedLoader(tmp_path / "0").close()
+    assert not (tmp_path / "0").exists()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A server that refuses weights."""
+
+    def do_GET(self) -> None:
+        self._answer(200)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._answer(400 if self.path == "/update_weights_from_disk" else 200)
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(b'{"weight_version": "default"}')
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def record() -> Iterator[ServerRecord]:
+    with serving(Refusing) as url:
+        yield ServerRecord(url, "key", "ab", 12)
+
+
+def test_weights_that_a_server_refuses_are_released(record: ServerRecord, tmp_path: Path) -> None:
+    loader = SharedLoader(tmp_path / "0")
+    engine = SglangEngine(lambda: record, loader, SglangSettings(128, rows=1, patience=5, stall=5))
+    for version in (3, 4):
+        engine.stage(version, {"a": torch.full((4,), float(version))})
+        with pytest.raises(ActorError, match=f"weights {version} cannot be served: .*400"):
+            engine.swap()
+        assert engine.version is None
+    assert MEMORY not in opened_by(os.getpid())
+    assert not list((tmp_path / "0").iterdir())
+    engine.close()
