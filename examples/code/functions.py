@@ -10,7 +10,7 @@ from relax_actors import Task
 SIGNS = {"add": "+", "sub": "-", "mul": "*"}
 NUMBERS = range(10, 100)
 PARTS = 8
-"""Parts of all numbers, of which one is held out: no function with such a number is trained, in no stage."""
+"""Parts of all numbers, of which one is held out: no function with such a number is trained, in either stage."""
 ARGUMENTS = (1, 7)
 """Arguments that the tests of a function use."""
 
@@ -18,8 +18,8 @@ ARGUMENTS = (1, 7)
 def make(*, size: int | None, seed: int, held_out: bool = False, mistakes: float = 0.0) -> list[Task]:
     """Return `size` functions to write, with tests and an example of the code, which no reward reads.
 
-    A share of `mistakes` of the examples computes something else, as code that people collect does. Held-out functions
-    are all different ones, as many as there are or `size`.
+    A share of `mistakes` of the examples computes something else, as code that people collect does. No held-out
+    function occurs twice; there are at most `size`.
     """
     source = random.Random(seed)  # noqa: S311 not a secret
     numbers = [number for number in NUMBERS if (zlib.crc32(f"{number}".encode()) % PARTS == 0) == held_out]

@@ -10,7 +10,7 @@ from relax_actors.simulation.durations import with_values
 
 
 def with_times_of(cluster: Config, config: Config) -> Config:
-    """Return a cluster's configuration with the sizes of another one: rows, samples, staleness, GPUs.
+    """Return a cluster's configuration with the sizes of a run's: rows, samples, staleness, GPUs.
 
     Training takes time in proportion to the samples of a step, and answers have at most the tokens that the rollout
     allows.
