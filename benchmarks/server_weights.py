@@ -69,7 +69,7 @@ def own_mib(pid: int) -> float:
 
 
 def measure(loader: WeightLoader, server: Server, tensors: dict[str, torch.Tensor], version: int) -> dict[str, float]:
-    """Stage and load a version, whose numbers are others in each."""
+    """Stage and load a version; each has different numbers."""
     changed = {name: tensor + version for name, tensor in tensors.items()}
     staged, began = StagedWeights(version, weights.fingerprint(changed)), time.perf_counter()
     loader.stage(staged, changed)
