@@ -22,7 +22,7 @@ class Footprint:
         processes: number of processes, with its own.
         process_bytes: memory of each process besides the model; a server counts with its actor.
         parameter_bytes: memory a parameter of all processes together, where the device is the CPU.
-        copied_bytes: host memory a parameter of copies, on every device.
+        copied_bytes: bytes of host memory per parameter for copies, also with GPUs.
         gpus: GPUs that it computes on where the device is a GPU; 0 if it needs no device.
         computes_on_cpu: whether it also computes on the CPU of a machine with GPUs, where none is free.
         is_required: whether it must have its GPUs, also on a machine without any.
