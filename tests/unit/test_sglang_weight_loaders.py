@@ -9,6 +9,7 @@ import pickle
 import resource
 import subprocess
 import sys
+import threading
 from collections import UserDict
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -143,3 +144,29 @@ def test_weights_that_a_server_refuses_are_released(record: ServerRecord, tmp_pa
     assert MEMORY not in opened_by(os.getpid())
     assert not list((tmp_path / "0").iterdir())
     engine.close()
+
+
+def test_weights_that_are_staged_again_while_a_failed_swap_releases_them_are_kept(
+    record: ServerRecord, tmp_path: Path
+) -> None:
+    class Loader(SharedLoader):
+        """Has another thread stage weights again before it forgets them for the first time."""
+
+        def forget(self, staged: StagedWeights) -> None:
+            if swapping.is_set() and again.ident is None:
+                again.start()
+                again.join(0.5)  # it waits for the swap
+            super().forget(staged)
+
+    engine = SglangEngine(lambda: record, Loader(tmp_path / "0"), SglangSettings(128, rows=1, patience=5, stall=5))
+    tensors, swapping = {"a": torch.ones(4)}, threading.Event()
+    again = threading.Thread(target=engine.stage, args=(3, tensors))
+    engine.stage(3, tensors)
+    swapping.set()
+    with pytest.raises(ActorError, match="weights 3 cannot be served"):
+        engine.swap()
+    again.join(20)
+    (folder,) = (tmp_path / "0").iterdir()
+    assert weights.load(list(folder.iterdir()))["a"].tolist() == [1, 1, 1, 1]
+    engine.close()
+    assert MEMORY not in opened_by(os.getpid())

@@ -52,7 +52,7 @@ class SglangEngine(GenerateMixin):
     def __init__(self, find: Callable[[], ServerRecord | None], loader: WeightLoader, settings: SglangSettings) -> None:
         self._loader, self._settings = loader, settings
         self._connection = ServerConnection(find, settings)
-        # Guards `_staged` and `_serving`: weights are staged in another thread.
+        # Guards `_staged` and `_serving`, which the loader keeps: weights are staged in another thread.
         self._changing = threading.Lock()
         self._staged: StagedWeights | None = None
         self._serving: StagedWeights | None = None
@@ -115,13 +115,20 @@ class SglangEngine(GenerateMixin):
             tensors = self._settings.merged.full_set(version, tensors)
         named = to_checkpoint_names(tensors, self._settings.prefixes)
         staged = StagedWeights(version, weights.fingerprint(named))
-        if staged != self._serving:
-            self._loader.stage(staged, named)
         with self._changing:
-            before, self._staged = self._staged, staged
-            needed = (staged, self._serving)
-        if before is not None and before not in needed:
+            is_kept = staged in (self._staged, self._serving)
+            before = self._exchange(staged) if is_kept else None
+        if not is_kept:
+            self._loader.stage(staged, named)
+            with self._changing:
+                before = self._exchange(staged)
+        if before is not None:
             self._loader.forget(before)
+
+    def _exchange(self, staged: StagedWeights) -> StagedWeights | None:
+        """Offer weights to the next swap, under `_changing`; return those before if nothing needs them any more."""
+        before, self._staged = self._staged, staged
+        return None if before in (staged, self._serving) else before
 
     def swap(self) -> int:
         """Load the staged weights into the server, also during generation; see `WeightConsumer`."""
@@ -131,8 +138,8 @@ class SglangEngine(GenerateMixin):
                 msg = "no weights are staged; nothing can be swapped"
                 raise StoreError(msg)
             before, self._serving = self._serving, staged
-        if before is not None and before != staged:
-            self._loader.forget(before)  # a server that starts again gets the new ones
+            if before is not None and before != staged:
+                self._loader.forget(before)  # a server that starts again gets the new ones
         self._named = dict([*self._named.items(), (staged.identity, staged.version)][-MAX_NAMES:])
         try:
             if self._rows.active:
@@ -149,9 +156,8 @@ class SglangEngine(GenerateMixin):
         """Serve no weights until the next swap, and release those in use."""
         with self._changing:
             withdrawn, self._serving = self._serving, None
-            is_staged = withdrawn == self._staged
-        if withdrawn is not None and not is_staged:
-            self._loader.forget(withdrawn)
+            if withdrawn is not None and withdrawn != self._staged:
+                self._loader.forget(withdrawn)
 
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
         """Verify, stage and swap to a full set of weights; see `WeightConsumer`."""
