@@ -88,8 +88,8 @@ def test_file_that_is_opened_after_close_gets_no_weights_of_an_unfinished_stage(
     loader.stage(StagedWeights(3, "ab"), tensors)
     tensors.file.close()
     assert victim.stat().st_size == 0
-    loader.close()
-    assert MEMORY not in opened_by(os.getpid())
+    assert MEMORY not in opened_by(os.getpid()), "nobody closes the loader again"
+    assert not (tmp_path / "0").exists()
 
 
 def test_memory_of_a_killed_actor_is_gone_and_its_link_is_removed(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class DiskLoader(FullSets):
     """Writes a file per version, which the server reads, to a folder of its own; see `WeightLoader`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._is_closed = folder, False
         shutil.rmtree(folder, ignore_errors=True)
 
     def _folder_of(self, staged: StagedWeights) -> Path:
@@ -102,6 +102,12 @@ class DiskLoader(FullSets):
         folder = self._folder_of(staged)
         folder.mkdir(parents=True, exist_ok=True)
         weights.save(tensors, folder / FILE)
+        self._end_stage()
+
+    def _end_stage(self) -> None:
+        """Release what was staged if another thread has closed the loader meanwhile; nothing else would."""
+        if self._is_closed:
+            self.close()
 
     def load(self, server: Server, staged: StagedWeights) -> None:
         """Verify the file, which may have been written long before, and have the server read it."""
@@ -118,6 +124,7 @@ class DiskLoader(FullSets):
 
     def close(self) -> None:
         """Remove the folder."""
+        self._is_closed = True
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -147,6 +154,7 @@ class SharedLoader(DiskLoader):
             raise
         # Only now: `close` in another thread would free the number for a file that the tensors were written to.
         self._descriptors[staged] = descriptor
+        self._end_stage()
 
     def load(self, server: Server, staged: StagedWeights) -> None:
         """Have the server read the memory."""
@@ -160,6 +168,7 @@ class SharedLoader(DiskLoader):
 
     def close(self) -> None:
         """Release the memory of all versions, and remove the folder."""
+        self._is_closed = True
         for staged in list(self._descriptors):
             self.forget(staged)
         super().close()
