@@ -18,11 +18,11 @@ from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.isolation.janitor import segments
 from relax_actors.messages import Trajectory
 from relax_actors.roles.taught_rollout import is_taught
-from tests.chaos.test_teacher import random_model
 from tests.support.adapters import base_folder
 from tests.support.faults import command_of, story_of, wait_for_cell
 from tests.support.judges import chat_judge
 from tests.support.kills import kill_actors, kill_at, stopped_root
+from tests.support.models import random_model
 from tests.support.running import IMAGES, SUPPORT, TINY, Run, processes_of, relax, wait_until
 from tests.support.sglang_servers import members, skip_if_missing
 

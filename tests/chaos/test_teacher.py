@@ -7,16 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from broker.subjects import RowId
-from relax_actors.config import load_config
-from relax_actors.data.model_folder import prepare
 from relax_actors.messages import Trajectory
 from relax_actors.roles.taught_rollout import is_taught
 from tests.support.faults import story_of, wait_for_cell
 from tests.support.kills import kill_actors, kill_at, stopped_root
+from tests.support.models import random_model
 from tests.support.running import ON_POLICY, TINY, Run, trained_weights
 
 MakeRun = Callable[..., Run]
@@ -59,14 +56,6 @@ def test_kills_of_teacher_and_trainer_do_not_change_the_weights(make_run: MakeRu
         assert (result["admitted"], result["trained"]) == (32, 32)
         assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
         assert story_of(run).of("replay_diverged") == []
-
-
-def random_model(folder: Path, seed: int) -> Path:
-    """Save a model of the tiny configuration with random weights."""
-    prepare(load_config(TINY, []), folder)
-    torch.manual_seed(seed)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.slow

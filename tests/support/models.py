@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from relax_actors.config import Config, validate
+from relax_actors.config import Config, load_config, validate
 from relax_actors.data.model_folder import prepare
 from relax_actors.engines.protocols import Generation, GenerationRequest, StopStrings
 from relax_actors.engines.torch.model import build, copy_into, tensors_of
 from relax_actors.weights import files as weights
+from tests.support.running import TINY
 
 ALPHABET = "0123456789>#"
 STOP = ALPHABET.index("#")
@@ -81,6 +83,14 @@ def stop_strings(*strings: str) -> StopStrings:
 def random_weights(config: Config, scale: float = 1.0) -> dict[str, Tensor]:
     """Draw the same weights at every call; they are so large that distributions are far from uniform."""
     return {name: tensor.detach() * 2 * scale for name, tensor in tensors_of(build(config.model_path, seed=7)).items()}
+
+
+def random_model(folder: Path, seed: int) -> Path:
+    """Save a model of `tiny.toml` with random weights."""
+    prepare(load_config(TINY, []), folder)
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    return folder
 
 
 def publish(tensors: dict[str, Tensor], path: Path) -> tuple[str, list[Path]]:
