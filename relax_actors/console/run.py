@@ -39,7 +39,7 @@ LOST_SECONDS = 3.0
 PAUSE_SECONDS = 0.25
 """Pause between two pages of what no view has asked for, so that it takes little of a core."""
 IDLE_SECONDS = 30.0
-"""Time without a person's request after which the connection to a run that is over is closed, for others to use it."""
+"""Time after a person's last request, and after the whole run was read, after which a run that is over is closed."""
 
 
 class ConsoleRun:
@@ -185,6 +185,7 @@ class ConsoleRun:
             cells = await self.within(connection, older.page())
             if older is not self._older:
                 return False
+            self._used = time.monotonic()  # closed before all is read, it would be read from the start the next time
             for cell in cells:
                 picture.take_cell(cell)
             if not cells:

@@ -219,6 +219,30 @@ def test_connection_in_use_is_not_closed_as_idle(written: WrittenRun, monkeypatc
     written.connect()
 
 
+def test_run_that_is_over_is_read_whole_before_its_connection_is_closed_as_idle(
+    long_run: WrittenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relax_actors.console.run.IDLE_SECONDS", 1.0)
+    monkeypatch.setattr("relax_actors.console.run.PAUSE_SECONDS", 0.5)  # three times, until no page is left
+    long_run.stop()
+
+    async def main() -> None:
+        run = ConsoleRun(str(long_run.folder.root))
+        ledger = (await run.refresh()).ledger
+        assert ledger.checked_from == 380
+        async with asyncio.timeout(20):
+            while ledger.checked_from:
+                await run.release_if_idle()
+                await asyncio.sleep(0.05)
+            while is_up(long_run):
+                await run.release_if_idle()
+                await asyncio.sleep(0.05)
+        await run.close()
+
+    asyncio.run(main())
+    long_run.connect()
+
+
 def test_machines_and_gpus_of_nodes_are_known_with_who_holds_them(written: WrittenRun) -> None:
     machine = recorded_machine()
     rollout = written.journal("rollout")
