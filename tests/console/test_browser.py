@@ -15,7 +15,7 @@ from broker.subjects import RowId
 from relax_actors.messages import Batch, Checkpoint, Weights
 from relax_actors.messages.cells import RowCounts
 from tests.support.browsers import Watched, needs_browser, opened
-from tests.support.consoles import ROWS, LinkedConsole, ServedConsole, WrittenRun
+from tests.support.consoles import ROWS, UNREAD, LinkedConsole, ServedConsole, WrittenRun
 from tests.support.hostile_markup import PAYLOADS
 from tests.support.recorded_runs import recorded_machine
 from tests.support.running import wait_until
@@ -289,8 +289,10 @@ def test_run_that_is_over_is_shown(browser: Any, run: WrittenRun) -> None:
     run.connect()
 
 
-def test_lost_batch_of_a_long_run_is_shown_once_all_are_read(browser: Any, tmp_path: Path) -> None:
-    steps, lost = 2000, 7
+@pytest.fixture
+def long_run(tmp_path: Path) -> Iterator[WrittenRun]:
+    """A run of 400 steps that a checkpoint covers; the batch of step 7 is lost."""
+    steps, lost = 400, 7
     run = WrittenRun(tmp_path, steps=steps)
     cells: list[tuple[str, Any]] = []
     for step in range(steps):
@@ -300,12 +302,43 @@ def test_lost_batch_of_a_long_run_is_shown_once_all_are_read(browser: Any, tmp_p
     run.table.put_all(cells)
     totals = RowCounts(admitted=ROWS * steps, trained=ROWS * steps)
     run.table.put(run.subjects.numbered("checkpoint", steps), Checkpoint(steps, "checkpoints/1", "f", steps, totals))
-    console = ServedConsole(run, run.cwd)
-    watched = opened(browser, console)  # before all are read, and nothing new comes
-    watched.page.get_by_text(f"step {lost} has weights but no batch").wait_for()
-    watched.check()
-    console.stop()
+    yield run
     run.stop()
+
+
+@pytest.fixture
+def unread(long_run: WrittenRun) -> Iterator[ServedConsole]:
+    """A console that reads the batches of `long_run` when the weights are asked for."""
+    console = ServedConsole(long_run, long_run.cwd, program=UNREAD)
+    yield console
+    console.stop()
+
+
+def test_lost_batch_of_a_long_run_is_shown_once_all_are_read(browser: Any, unread: ServedConsole) -> None:
+    watched = opened(browser, unread)
+    watched.page.get_by_text("have not been checked yet").wait_for()
+    answered = """["events", "ledger"].every((name) =>
+      performance.getEntriesByType("resource").filter((each) => each.name.includes(`/api/${name}?`)).length >= 2)"""
+    wait_until(lambda: watched.page.evaluate(answered), "the requests after the beginning of the log")
+    unread.get("weights")  # the log brings nothing new
+    watched.page.get_by_text("step 7 has weights but no batch").wait_for()
+    watched.check()
+
+
+def test_page_of_a_run_that_ended_asks_no_more_for_its_ledger(
+    browser: Any, long_run: WrittenRun, unread: ServedConsole
+) -> None:
+    watched = opened(browser, unread)
+    page = watched.page
+    asked: list[str] = []
+    page.get_by_text("have not been checked yet").wait_for()
+    with page.expect_response(lambda answer: "/api/ledger" in answer.url and answer.status == 409):
+        long_run.stop()
+    page.get_by_text("Reload the page").wait_for()
+    page.on("request", lambda request: asked.append(request.url) if "/api/ledger" in request.url else None)
+    page.wait_for_timeout(4000)
+    assert len(asked) <= 1, "the last news of the log may come after the answer"
+    page.get_by_text("have not been checked yet").wait_for()
 
 
 def test_wrong_token_gets_an_explanation(browser: Any, console: ServedConsole) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -143,18 +143,27 @@ class WrittenRun:
         self._lock.close()
 
 
-class ServedConsole:
-    """A process of `relax console`."""
+UNREAD = (
+    "-c",
+    "from relax_actors.cli import main; from relax_actors.console import run; run.PAUSE_SECONDS = 3600; main.run()",
+)
+"""Program of a console that reads what its first view does not need when a view asks for it, and not before."""
 
-    def __init__(self, run: WrittenRun | str, cwd: Path, *options: str) -> None:
+
+class ServedConsole:
+    """A process of `relax console`; `program` are the arguments of Python for `relax`."""
+
+    def __init__(
+        self, run: WrittenRun | str, cwd: Path, *options: str, program: Sequence[str] = ("-m", "relax_actors.cli.main")
+    ) -> None:
         self.name = run if isinstance(run, str) else run.name
-        self.cwd, self._options = cwd, options
+        self.cwd, self._options, self._program = cwd, options, program
         self.start()
 
     def start(self) -> None:
         """Start the process, and wait for its link."""
         shown = [] if "--demo" in self._options else [self.name]
-        command = [sys.executable, "-m", "relax_actors.cli.main", "console", *shown, "--no-open", *self._options]
+        command = [sys.executable, *self._program, "console", *shown, "--no-open", *self._options]
         output, log = os.pipe()
         try:
             self.process = spawn(command, cwd=self.cwd, log=log)  # ends with this process, however that ends

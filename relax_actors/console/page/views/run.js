@@ -139,16 +139,16 @@ function Curves({ run, runs, parameters, pulse, theme, evaluated }) {
   </section>`;
 }
 
-/** The ledger, asked again each second until all batches are checked: the log brings nothing new of them. */
+/** The ledger, asked again a second after each answer until all batches are checked: the log brings nothing new of
+ * them. After an error only news of the log ask again. */
 function useLedger(run, pulse) {
   const [ticks, setTicks] = useState(0);
   const ledger = useAnswer("ledger", { run }, pulse + ticks);
-  const isPartial = ledger.data?.checked_from > 0;
   useEffect(() => {
-    if (!isPartial) return undefined;
-    const timer = setInterval(() => setTicks((count) => count + 1), 1000);
-    return () => clearInterval(timer);
-  }, [isPartial]);
+    if (!ledger.data?.checked_from) return undefined;
+    const timer = setTimeout(() => setTicks((count) => count + 1), 1000);
+    return () => clearTimeout(timer);
+  }, [ledger.data]);
   return ledger;
 }
 
