@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -116,8 +116,8 @@ class CodeTests:
         """Return which tests a program passes; raises ActorError if no sandbox could be started."""
         async with self._places:
             if isinstance(tests[0], str):
-                return await asyncio.to_thread(self._run_statements, program, cast("list[str]", tests), entry)
-            return await asyncio.to_thread(self._run_inputs, program, cast("list[InputTest]", tests))
+                return await asyncio.to_thread(self._run_statements, program, tests, entry)
+            return await asyncio.to_thread(self._run_inputs, program, tests)
 
     def _run_inputs(self, program: str, tests: Sequence[InputTest]) -> list[bool]:
         """Return which tests pass; with all required, none runs behind a failure."""

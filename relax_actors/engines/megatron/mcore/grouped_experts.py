@@ -29,8 +29,7 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        experts = self.local_experts
-        self.local_experts = LastFirst(experts)
+        self.local_experts = LastFirst(self.local_experts)
         for layer in (INNER, OUTER):
             weights = self._weights(layer)
             for weight, row in zip(weights, torch.stack([weight.data for weight in weights]), strict=True):
