@@ -201,7 +201,9 @@ function Canvas({ data, lanes, own, theme, onPick }) {
 
 /** A view zoomed around a time, at least `LEAST` wide: a link has microseconds. */
 export function zoomed(view, factor, around) {
-  const scale = Math.max(factor, LEAST / (view.to - view.from));
+  const width = view.to - view.from;
+  if (!width) return view;
+  const scale = Math.max(factor, LEAST / width);
   return { from: around - (around - view.from) * scale, to: around + (view.to - around) * scale };
 }
 
