@@ -15,7 +15,7 @@ def lazy(package: str) -> Callable[[str], Any]:
 
     @cache
     def modules() -> dict[str, str]:
-        # Of a class in importlib.abc, whose import takes 10 ms.
+        # `Any`, because the import of importlib.abc takes 10 ms.
         loader: Any = sys.modules[package].__loader__
         (block,) = (node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If))
         imports = (node for node in block.body if isinstance(node, ast.ImportFrom))

@@ -11,7 +11,7 @@ DIGITS, LENGTH, LONGEST = "0123456789", 2, 3
 CHARACTERS = f"{DIGITS}>"
 """What a policy may write: it finds answers that a reward model scores highly because no pair had any like them."""
 PARTS = 8
-"""Parts of all numbers, of which one is held out: no prompt and no answer of them is seen in training."""
+"""Parts of all numbers, of which one is held out: no prompt with such a number is trained."""
 
 
 def make(*, size: int | None, seed: int, held_out: bool = False) -> list[Task]:

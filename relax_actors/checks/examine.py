@@ -93,7 +93,9 @@ def examine(
                 facts = model.facts
             else:
                 facts = measure(shape, setting="--shape")
-                notes.append(f"the model has the shape of {shape}; its tokenizer, weights and data are not checked")
+                notes.append(
+                    f"the model has the shape of {shape}; tokenizer, weights, lora.targets and data are not checked"
+                )
         except ConfigError as error:
             errors.append(str(error))
         here, gpus = set(roles_at_start(config) if roles is None else roles), inventory or machine_inventory()

@@ -36,7 +36,7 @@ from relax_actors.monitoring.watcher import Watcher
 from relax_actors.printable import printable_lines
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.discard import discard, finish_discarding
+from relax_actors.supervision.discard import discard_all
 from relax_actors.supervision.resume import Effect, compare, continues, listed
 from relax_actors.supervision.root import Root
 from relax_actors.supervision.spec import Failure
@@ -56,7 +56,7 @@ class Request:
         as_json: print the result as one line of JSON; all other output goes to stderr.
         quiet: print no progress.
         must_finish: exit code 1 if stopped before the last step.
-        fresh: remove the run that the folder holds.
+        fresh: remove the run that the folder holds, or those of all stages.
         console: print a link to the web console, which starts when somebody opens it.
         command: the command and its arguments before the path.
         options: further options of the command.
@@ -111,7 +111,15 @@ def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> in
     configs = [load_config(request.path, [*request.settings, f"run.stage={name}"]) for name in names]
     folders = [RunFolder(config.folder) for config in configs]
     if request.fresh:
-        _discard_all(folders)
+        # As before any start; what later stages lack is only known once their model is there.
+        first = [*request.settings, f"run.stage={names[0]}"]
+        roles = None if request.roles is None else list(request.roles)
+        spelled = set_by(request.path, first)
+        require(with_epochs(configs[0]), roles, spelled, inventory=request.gpus.inventory())
+        try:
+            discard_all(folders)
+        except BrokerError as error:
+            raise ConfigError(str(error)) from error
     finished: dict[str, Summary] = {}
     for k, (name, folder) in enumerate(zip(names, folders, strict=True)):
         config = with_epochs(configs[k])
@@ -122,7 +130,7 @@ def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> in
         if begun:
             msg = (
                 f"stage {name} has steps to train, but {begun[0]} has begun with the model it had; write run.name=NAME "
-                f"to train all stages again, or remove the folder {folders[names.index(begun[0])].root}"
+                f"or --fresh to train all stages again, or remove the folder {folders[names.index(begun[0])].root}"
             )
             raise ConfigError(msg)
         console.show(f"stage {k + 1} of {len(names)}: {name}")
@@ -133,19 +141,6 @@ def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> in
         os.execv(sys.executable, [sys.executable, *again])  # noqa: S606 this command, as it was given
     show_stages(console, finished, as_json=request.as_json)
     return 0
-
-
-def _discard_all(folders: Sequence[RunFolder]) -> None:
-    """Remove the runs in folders; raises ConfigError if one is up or cannot be removed."""
-    for folder in folders:
-        if not folder.config.exists() and not folder.discarded.exists():
-            continue
-        with folder.lock():
-            try:
-                finish_discarding(folder)
-                discard(folder)
-            except BrokerError as error:
-                raise ConfigError(str(error)) from error
 
 
 def _train_run(
@@ -295,10 +290,10 @@ def finished_before(folder: RunFolder, config: Config) -> tuple[Summary, str] | 
         return None
     shown = [change for change in changes if change.key != "run.folder"]
     if any(change.effect is not Effect.NONE for change in changes):
+        removed = f"finished run in {folder.root}" if config.run.stage is None else "runs of all stages"
         msg = (
             f"run {config.run.name} is finished, with other settings:\n{listed(shown)}\nAdd run.name=NAME to train "
-            f"with these settings in another folder, or --fresh to remove the finished run in {folder.root} and start "
-            "from nothing"
+            f"with these settings in another folder, or --fresh to remove the {removed} and start from nothing"
         )
         raise ConfigError(msg)
     note = f"run {config.run.name} is finished already; nothing was started"

@@ -23,7 +23,10 @@ def up(
         bool, typer.Option("--must-finish", help="Exit with code 1 if stopped before the last step.")
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Remove the run that the folder holds, and start from nothing.")
+        bool,
+        typer.Option(
+            "--fresh", help="Remove the run that the folder holds, or those of all stages, and start from nothing."
+        ),
     ] = False,
     no_console: Annotated[
         bool, typer.Option("--no-console", help="Print no link to the web console, and start none.")

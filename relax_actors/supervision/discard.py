@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,46 @@ def discard(folder: RunFolder) -> None:
         ConfigError: nodes of the run are up, or its saved settings cannot be read.
         BrokerError: the run's broker does not answer; nothing was removed.
     """
-    if folder.config.exists():
-        config = _settings(folder.config)
-        if config["broker"]["url"] is not None:
-            with _connected(_external(config)) as connection:
-                _require_unused(connection, config)
-        folder.config.rename(folder.discarded)
+    _check_unused(folder)
+    _begin(folder)
     finish_discarding(folder)
+
+
+def discard_all(folders: Sequence[RunFolder]) -> None:
+    """Remove the runs in folders, or none of them; files that they have not written stay.
+
+    Each run begins with the model of the one before, so the last is removed first: what a kill leaves can go on.
+
+    Raises:
+        ConfigError: a run is up, or its saved settings cannot be read.
+        BrokerError: the broker of a run does not answer.
+    """
+    with ExitStack() as stack:
+        held = [folder for folder in reversed(folders) if folder.config.exists() or folder.discarded.exists()]
+        for folder in held:
+            stack.enter_context(folder.lock())
+        for folder in held:
+            _check_unused(folder)
+        for folder in held:
+            _begin(folder)
+        for folder in held:
+            finish_discarding(folder)
+
+
+def _check_unused(folder: RunFolder) -> None:
+    """Check that a run can be removed, and on a broker elsewhere is up nowhere; raises ConfigError or BrokerError."""
+    if folder.discarded.exists():
+        _settings(folder.discarded)
+    if folder.config.exists() and (config := _settings(folder.config))["broker"]["url"] is not None:
+        with _connected(_external(config)) as connection:
+            _require_unused(connection, config)
+
+
+def _begin(folder: RunFolder) -> None:
+    """Begin to remove a run; one whose removal was interrupted before is removed first."""
+    if folder.config.exists():
+        finish_discarding(folder)
+        folder.config.rename(folder.discarded)
 
 
 def finish_discarding(folder: RunFolder) -> None:

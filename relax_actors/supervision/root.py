@@ -144,9 +144,10 @@ class Root:
             self.notes.append(text)
             return
         if refused := [change for change in changes if change.effect is Effect.REFUSED]:
+            removed = "this run" if self.config.run.stage is None else "the runs of all stages"
             msg = (
                 f"run folder {root} holds a run with other settings:\n{listed(refused)}\nRestore them, set another "
-                f"run.name, or start from nothing with --fresh, which removes this run. A run that has trained can be "
+                f"run.name, or start from nothing with --fresh, which removes {removed}. A run that has trained can be "
                 f"resumed with changes of: {MAY_CHANGE}"
             )
             raise ConfigError(msg)

@@ -118,6 +118,10 @@ def test_fresh_stages_begin_from_nothing(make_run: MakeRun, chain: Path) -> None
     settings = (*(f"stages.{name}.run.steps=2" for name in VICTIMS), *ON_POLICY)
     first = make_run("twice", *settings, config=chain).complete()
     other = (*settings, "run.seed=7")
+    # A command that is refused removes nothing.
+    refused = make_run("twice", *settings, "trainer.device=nowhere", config=chain).start("--fresh").finish()
+    assert refused[0] == 2, refused
+    assert fingerprints(make_run("twice", *settings, config=chain).complete()) == fingerprints(first)
     # Neither stage may resume: the settings differ.
     code, again, said = make_run("twice", *other, config=chain).start("--fresh").finish()
     assert code == 0, said

@@ -68,3 +68,9 @@ def test_settings_that_follow_from_the_run_are_refused(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert setting.partition("=")[0] in done.stderr
         assert remedy in done.stderr
+
+
+def test_times_are_refused_with_modelled_loads(tmp_path: Path) -> None:
+    done = relax_here("simulate", str(DENSE), "--times", str(DENSE), "--autoscaler", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "leave out one" in done.stderr

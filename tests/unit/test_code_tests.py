@@ -59,18 +59,35 @@ def test_equal_programs_of_a_row_run_once() -> None:
 
 
 def test_programs_of_a_row_that_is_given_up_leave_the_queue() -> None:
-    function, row, endless = load_reward("code_tests", options={"concurrent": 1, "seconds": 6.0}), prompt(tests=ADD), 6
+    """The one that runs keeps its place until it ends, so that no more than `concurrent` programs run."""
+    seconds, waiting = 2.0, 8
+    function, row = load_reward("code_tests", options={"concurrent": 1, "seconds": seconds}), prompt(tests=ADD)
 
     async def next_reward() -> float:
-        given_up = [asyncio.ensure_future(function(f"while True: {n}", row)) for n in range(endless)]
-        await asyncio.sleep(0)
+        given_up = [asyncio.ensure_future(function(f"while True: {n}", row)) for n in range(1 + waiting)]
+        await asyncio.sleep(0.1)
         for task in given_up:
             task.cancel()
         await asyncio.gather(*given_up, return_exceptions=True)
-        # Far less than the time of all that were given up.
-        return await asyncio.wait_for(function(RIGHT["statements"], row), 18)
+        begun = time.monotonic()
+        # Less than the time of all that were given up.
+        await asyncio.wait_for(function("while True: pass", row), seconds * waiting)
+        return time.monotonic() - begun
 
-    assert asyncio.run(next_reward()) == 1.0
+    # The program that ran, and this one.
+    assert asyncio.run(next_reward()) > 1.5 * seconds
+
+
+def test_program_of_a_row_that_is_given_up_runs_for_another_row() -> None:
+    function, row = load_reward("code_tests", options={"seconds": 20.0}), prompt(tests=ADD)
+
+    async def second() -> float:
+        both = [asyncio.ensure_future(function(RIGHT["statements"], row)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        both[0].cancel()
+        return await both[1]
+
+    assert asyncio.run(second()) == 1.0
 
 
 @pytest.mark.parametrize(

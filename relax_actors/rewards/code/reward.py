@@ -11,8 +11,8 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,10 +50,11 @@ class InputTest:
 
 @dataclass(slots=True)
 class _SharedRun:
-    """A run of a program, and the number of completions that wait for it."""
+    """A run of a program, the number of completions that wait for it, and whether it has left the queue."""
 
-    passed: asyncio.Future[list[bool]]
+    passed: asyncio.Future[list[bool]] = field(init=False)
     waiting: int = 0
+    begun: bool = False
 
 
 class CodeTests:
@@ -114,21 +115,33 @@ class CodeTests:
             return 0.0
         key = (program, tuple(tests), entry)
         if (run := self._runs.get(key)) is None:
-            run = self._runs[key] = _SharedRun(asyncio.ensure_future(self._passed(program, tests, entry)))
+            run = self._runs[key] = _SharedRun()
+            run.passed = asyncio.ensure_future(self._passed(run, program, tests, entry))
+            run.passed.add_done_callback(partial(self._forget, key, run))
         run.waiting += 1
         try:
             # A row that is given up must not end the run that another row waits for.
             passed = await asyncio.shield(run.passed)
         finally:
             run.waiting -= 1
-            if not run.waiting:
-                self._runs.pop(key, None)
+            if not run.waiting and not run.begun:
+                self._forget(key, run)
                 run.passed.cancel()
         return sum(passed) / len(tests) if self._partial else float(all(passed))
 
-    async def _passed(self, program: str, tests: list[InputTest] | list[str], entry: str | None) -> list[bool]:
+    def _forget(self, key: tuple[Any, ...], run: _SharedRun, ended: asyncio.Future[list[bool]] | None = None) -> None:
+        """Let no further completion wait for a run."""
+        if self._runs.get(key) is run:
+            del self._runs[key]
+        if ended is not None and not ended.cancelled():
+            ended.exception()  # or asyncio would report it if nobody waits any more
+
+    async def _passed(
+        self, run: _SharedRun, program: str, tests: list[InputTest] | list[str], entry: str | None
+    ) -> list[bool]:
         """Return which tests a program passes; raises ActorError if no sandbox could be started."""
         async with self._places:
+            run.begun = True  # and keeps its place until its sandbox ends
             if isinstance(tests[0], str):
                 return await asyncio.to_thread(self._run_statements, program, tests, entry)
             return await asyncio.to_thread(self._run_inputs, program, tests)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.discard import discard, finish_discarding
+from relax_actors.supervision.discard import discard, discard_all, finish_discarding
 from relax_actors.supervision.sandbox import SandboxFiles
 from relax_actors.supervision.streams import MARK
 
@@ -62,3 +63,35 @@ def test_views_of_sandboxes_are_removed_with_the_run(tmp_path: Path) -> None:
     )
     finish_discarding(folder)
     assert list(tmp_path.iterdir()) == []
+
+
+def three_runs(at: Path) -> list[RunFolder]:
+    saved = {"run": {"name": "tiny"}, "broker": {"url": None}, "store": {"path": None}}
+    folders = [RunFolder(at / name) for name in ("first", "second", "third")]
+    for folder in folders:
+        folder.model.mkdir(parents=True)
+        folder.config.write_text(json.dumps({"config": saved}))
+    return folders
+
+
+def test_all_runs_of_a_sequence_are_removed(tmp_path: Path) -> None:
+    folders = three_runs(tmp_path)
+    # A removal that was interrupted before, and a stage that was never begun.
+    folders[2].config.rename(folders[2].discarded)
+    discard_all([*folders, RunFolder(tmp_path / "fourth")])
+    left = {path.name for path in tmp_path.rglob("*")}
+    assert left <= {"first", "second", "third", "lock"}
+
+
+@pytest.mark.parametrize("fault", ["up", "unreadable", "unreadable removal"])
+def test_no_run_of_a_sequence_is_removed_if_one_cannot_be(tmp_path: Path, fault: str) -> None:
+    folders = three_runs(tmp_path)
+    with ExitStack() as stack:
+        if fault == "up":
+            stack.enter_context(folders[1].lock())
+        else:
+            name = "discarded.json" if "removal" in fault else "config.json"
+            (folders[0].root / name).write_text("{")
+        with pytest.raises(ConfigError):
+            discard_all(folders)
+    assert all(folder.model.is_dir() and folder.config.exists() for folder in folders)

@@ -15,6 +15,7 @@ const AXIS = 22;
 const COLOURS = 8;
 const FEW = 4;
 const AFTER_WHEEL = 200; // milliseconds
+const LEAST = 1e-4; // seconds
 const KEYS = ["role", "node", "every", "outlier"];
 
 /** First index whose value is at least `wanted`, in ascending values. */
@@ -198,9 +199,12 @@ function Canvas({ data, lanes, own, theme, onPick }) {
   </div>`;
 }
 
-/** A view zoomed around a time. */
+/** A view zoomed around a time, at least `LEAST` wide: a link has microseconds. */
 export function zoomed(view, factor, around) {
-  return { from: around - (around - view.from) * factor, to: around + (view.to - around) * factor };
+  const width = view.to - view.from;
+  if (!width) return view;
+  const scale = Math.max(factor, LEAST / width);
+  return { from: around - (around - view.from) * scale, to: around + (view.to - around) * scale };
 }
 
 /**
