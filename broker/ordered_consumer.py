@@ -136,7 +136,7 @@ class OrderedConsumer:
     async def batches(self, limit: int = 256, tick: float = 5.0) -> AsyncIterator[list[Msg]]:
         """Yield lists of at most `limit` messages in stream order.
 
-        Yields an empty list after `tick` seconds without a message, and at once if there is none at first.
+        Yields an empty list after `tick` seconds without a message, and at the start at once if the subjects are empty.
         """
         while True:
             if self._pull is None:

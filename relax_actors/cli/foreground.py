@@ -112,10 +112,8 @@ def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> in
     folders = [RunFolder(config.folder) for config in configs]
     if request.fresh:
         # As before any start; what later stages lack is only known once their model is there.
-        first = [*request.settings, f"run.stage={names[0]}"]
-        roles = None if request.roles is None else list(request.roles)
-        spelled = set_by(request.path, first)
-        require(with_epochs(configs[0]), roles, spelled, inventory=request.gpus.inventory())
+        spelled = set_by(request.path, [*request.settings, f"run.stage={names[0]}"])
+        require(with_epochs(configs[0]), request.roles, spelled, inventory=request.gpus.inventory())
         try:
             discard_all(folders)
         except BrokerError as error:
@@ -172,7 +170,7 @@ def complete(
         console.show(earlier[1])
         return 0, earlier[0]
     roles = None if request.roles is None else list(request.roles)
-    require(config, roles, spelled, inventory=request.gpus.inventory())
+    require(config, request.roles, spelled, inventory=request.gpus.inventory())
     root = Root(config, import_path_of(request.path), roles, gpus=request.gpus, fresh=request.fresh)
     for note in [*root.notes, *shortened(config)]:
         console.show(note)

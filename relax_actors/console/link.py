@@ -92,7 +92,7 @@ def is_console(link: Link) -> bool:
 
 @contextmanager
 def _ended_at(end: float, sock: socket.socket) -> Iterator[None]:
-    """Shut a socket down at a time of `time.monotonic`: its own timeout begins anew with each byte received."""
+    """Shut a socket down at time `end` of `time.monotonic`; its own timeout would start again with each byte."""
 
     def shut_down() -> None:
         with suppress(OSError):  # the other side has reset the connection

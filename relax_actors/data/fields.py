@@ -88,9 +88,9 @@ def checked_prompt(
     Raises:
         RowError: it is neither, or empty.
     """
+    if type(prompt) is str and prompt.isascii() and prompt.strip():  # as most prompts are
+        return prompt, ()
     media: list[Medium] = []
-    if type(prompt) is str and prompt.isascii() and not prompt.isspace() and prompt:
-        return prompt, ()  # as most prompts are
     if isinstance(prompt, str):
         contents = [prompt]
         chat: str | list[dict[str, Any]] = prompt
