@@ -25,6 +25,16 @@ def require() -> None:
         raise MissingPackageError(msg)
 
 
+def computes_on_cpu() -> bool:
+    """Whether the installed kernels are the substitute for those of GPUs."""
+    return find_spec("relax_sglang_cpu") is not None
+
+
+def computes_float8() -> bool:
+    """Whether the installed kernels compute with FP8 weights; an older substitute for those of GPUs does not."""
+    return not computes_on_cpu() or find_spec("relax_sglang_cpu.float8") is not None
+
+
 def ignored_head_dim(fields: Mapping[str, Any]) -> str:
     """Return why SGLang computes other heads than a config.json describes; empty if it does not."""
     given, width, heads = (fields.get(name) for name in ("head_dim", "hidden_size", "num_attention_heads"))
