@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from sglang.srt.managers import mm_schedule
-from sglang.srt.models import qwen2_5_vl, qwen2_audio, qwen3_omni_moe, qwen3_vl, qwen3_vl_moe
+from sglang.srt.models import qwen2_5_vl, qwen2_audio, qwen2_vl, qwen3_omni_moe, qwen3_vl, qwen3_vl_moe
 from torch import Tensor
 
 from relax_actors.engines.sglang.server_models.fractions import read_fractions
@@ -50,6 +50,10 @@ def _normalised(item: Any) -> Any:
     copied.feature = pixel_values(item.feature, item.vision)
     copied.model_specific_data = item.model_specific_data | {"video_grid_thw": item.grid_thw}
     return copied
+
+
+class Qwen2VLForConditionalGeneration(ForgetsFeatures, ReadsPatches, qwen2_vl.Qwen2VLForConditionalGeneration):  # type: ignore[misc]
+    """Qwen2-VL."""
 
 
 class Qwen2_5_VLForConditionalGeneration(  # noqa: N801 SGLang's name
@@ -108,12 +112,13 @@ class Thinker(ReadsPatches, qwen3_omni_moe.Qwen3OmniMoeThinkerForConditionalGene
             lengths = torch.tensor([sound.shape[1] for sound in sounds], device=tower.conv2d1.weight.device)
             features = torch.cat(sounds, 1).to(lengths.device, tower.dtype)
             embeddings = tower(features, feature_lens=lengths).last_hidden_state.flatten(0, -2)
-            sizes = [_placeholders(items[number]) for number in group]
+            sizes = [placeholders(items[number]) for number in group]
             embedded |= dict(zip(group, embeddings[: sum(sizes)].split(sizes), strict=True))
         return [embedded[number] for number in range(len(items))]
 
 
-def _placeholders(item: Any) -> int:
+def placeholders(item: Any) -> int:
+    """Return the number of placeholders of a medium."""
     return sum(last - first + 1 for first, last in item.offsets)
 
 
@@ -138,7 +143,7 @@ class Qwen2AudioForConditionalGeneration(ForgetsFeatures, qwen2_audio.Qwen2Audio
         mask = (torch.arange(features.shape[2], device=features.device) < frames[:, None]).long()
         hidden = tower(features, attention_mask=audio_attention(tower, features, mask)).last_hidden_state
         embeddings = self.multi_modal_projector(hidden)
-        return torch.cat([one[: _placeholders(item)] for one, item in zip(embeddings, items, strict=True)])
+        return torch.cat([one[: placeholders(item)] for one, item in zip(embeddings, items, strict=True)])
 
 
 EntryClass = ForgetsFeatures.__subclasses__()
