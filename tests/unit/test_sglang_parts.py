@@ -203,8 +203,12 @@ def test_weights_get_their_checkpoint_names(tmp_path: Path, name: str) -> None:
         ("mixtral", {}, "has head_dim = 16, and SGLang gives heads of mixtral"),
         ("gemma3", {}, "tie_word_embeddings = false, and SGLang computes logits of gemma3_text with the embeddings"),
         ("gemma3", {"tie_word_embeddings": True}, ""),
-        ("deepseek_v3", {}, 'lacks moe_layer_freq = 1, topk_method = "noaux_tc", which SGLang reads; add it'),
-        ("deepseek_v3", {"moe_layer_freq": 1, "topk_method": "noaux_tc"}, ""),
+        (
+            "deepseek_v3",
+            {"moe_layer_freq": 1},
+            'lacks topk_method = "noaux_tc", scoring_func = "sigmoid", which SGLang',
+        ),
+        ("deepseek_v3", {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}, ""),
         ("qwen3", {}, ""),
     ],
 )

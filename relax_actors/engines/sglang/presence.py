@@ -37,7 +37,7 @@ def require() -> None:
 
 NO_WINDOWS = {"mistral": 4096, "mixtral": None, "qwen2": None, "qwen2_moe": None, "qwen3": None, "qwen3_moe": None}
 """Types of models whose sliding windows SGLang ignores, each with the window of a config.json without the field."""
-READ = {"deepseek_v3": {"moe_layer_freq": 1, "topk_method": "noaux_tc"}}
+READ = {"deepseek_v3": {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
 """Fields of config.json that SGLang reads and transformers does not, with their values, by model type."""
 
 

@@ -16,13 +16,19 @@ from sglang.srt.models.glm4 import Glm4ForCausalLM
 from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 from torch import Tensor, nn
-from transformers import AutoModel
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModel, Qwen2_5OmniThinkerForConditionalGeneration
 
-from relax_actors.engines.sglang.server_models.media_models import ForgetsFeatures
+from relax_actors.engines.sglang.server_models.media_models import ForgetsFeatures, encode_apart
 from relax_actors.engines.torch.towers import encode_patches, encode_tiles
 from relax_actors.media.normalise import pixel_values, tiles_of
 
-DECODERS = {"qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM, "glm4v_text": Glm4ForCausalLM}
+DECODERS = {
+    "qwen2": Qwen2ForCausalLM,
+    "qwen2_5_omni_text": Qwen2ForCausalLM,
+    "qwen3": Qwen3ForCausalLM,
+    "glm4v_text": Glm4ForCausalLM,
+}
 """Classes by `text_config.model_type`."""
 DECODER, TOWERS = "language_model.", "towers."
 """Beginnings of the names of weights."""
@@ -40,9 +46,8 @@ class TowersOfTransformers(nn.Module):
     @staticmethod
     def build_towers(config: Any) -> Any:
         """Return the model of transformers without its decoder."""
-        small = copy.deepcopy(config)
-        small.text_config.update({"num_hidden_layers": 0, "layer_types": [], "vocab_size": 1, "pad_token_id": None})
-        model = AutoModel.from_config(small, dtype=torch.get_default_dtype())  # type: ignore[no-untyped-call]
+        small, dtype = _without_layers(config), torch.get_default_dtype()
+        model = AutoModel.from_config(small, dtype=dtype)  # type: ignore[no-untyped-call]
         del model.language_model
         return model
 
@@ -96,5 +101,49 @@ class Glm4vForConditionalGeneration(ForgetsFeatures, TowersOfTransformers):
     """GLM-4.1V; the tower of SGLang's own class differs from the trainer's by more than rounding."""
 
 
-EntryClass = [InternVLForConditionalGeneration, Glm4vForConditionalGeneration]
+class Qwen2_5OmniForConditionalGeneration(ForgetsFeatures, TowersOfTransformers):  # noqa: N801 as others
+    """Qwen2.5-Omni without its voice."""
+
+    def __init__(self, config: Any, quant_config: Any = None, **_: Any) -> None:
+        super().__init__(config.thinker_config, quant_config)
+
+    @staticmethod
+    def build_towers(config: Any) -> Any:
+        """Return the thinker of transformers without its decoder."""
+        model: Any = Qwen2_5OmniThinkerForConditionalGeneration(_without_layers(config))
+        del model.model, model.lm_head
+        return model.to(torch.get_default_dtype())
+
+    def get_video_feature(self, items: Sequence[Any]) -> Tensor:
+        """Encode videos."""
+        return self.get_image_feature(items)
+
+    def get_audio_feature(self, items: Sequence[Any]) -> list[Tensor]:
+        """Encode sounds; those of prompts that are padded differently apart."""
+        return encode_apart(items, self._encode_sounds)
+
+    def _encode_sounds(self, sounds: Sequence[Tensor]) -> Tensor:
+        tower = next(self.towers.audio_tower.parameters())
+        lengths = torch.tensor([sound.shape[1] for sound in sounds], device=tower.device)
+        padded = pad_sequence([sound.T for sound in sounds], batch_first=True).transpose(1, 2)
+        mask = (torch.arange(padded.shape[2], device=tower.device) < lengths[:, None]).long()
+        features = padded.to(tower.device, tower.dtype)
+        found: Tensor = self.towers.get_audio_features(
+            features, feature_attention_mask=mask, return_dict=True
+        ).last_hidden_state
+        return found
+
+
+def _without_layers(config: Any) -> Any:
+    """Return the configuration of a model whose decoder has no layers."""
+    small = copy.deepcopy(config)
+    small.text_config.update({"num_hidden_layers": 0, "layer_types": [], "vocab_size": 1, "pad_token_id": None})
+    return small
+
+
+EntryClass = [
+    InternVLForConditionalGeneration,
+    Glm4vForConditionalGeneration,
+    Qwen2_5OmniForConditionalGeneration,
+]
 """Where SGLang looks for the classes of a module."""
