@@ -24,7 +24,7 @@ URL = 'rollout.sglang.urls=["http://127.0.0.1:1"]'
 AGENT = ("agent.function=x.solve", "gateway.port=0")
 EXPERTS = tuple(
     f"model.architecture.{setting}"
-    for setting in ("model_type=mixtral", "num_local_experts=8", "num_experts_per_tok=2", "num_experts=8")
+    for setting in ("model_type=olmoe", "num_local_experts=8", "num_experts_per_tok=2", "num_experts=8")
 )
 MODEL = {
     "model_type": "qwen3",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
+from relax_actors.engines.sglang import presence
 from relax_actors.engines.sglang.float8_blocks import dequantised, quantised
 from relax_actors.engines.sglang.partial_sample import PartialSample, routed_experts
 from relax_actors.engines.sglang.row_streams import SampleLimit
@@ -23,8 +25,8 @@ from relax_actors.errors import ActorError, EngineError, RelaxError
 from relax_actors.messages import FinishReason
 from relax_actors.weights import files as weights
 from tests.support.quantised import weight_in_float8
-from tests.support.sglang_servers import MOE
 from tests.support.sglang_servers import config_of as run_with
+from tests.support.text_families import MEGATRON, TORCH
 
 NAMED = {"3:a": 3, "4:b": 4}
 
@@ -180,14 +182,42 @@ def test_experts_of_a_sample_with_a_stop_string_are_cut_like_its_tokens() -> Non
     assert (found.shape, found.dtype, set(found.ravel())) == ((3, 1, 2), np.int16, {-1})
 
 
-def test_experts_get_their_checkpoint_names(tmp_path: Path) -> None:
-    model = build(run_with(tmp_path / "run", MOE).model_path, seed=3)
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe", "deepseek_v3", "gpt_oss"])
+def test_weights_get_their_checkpoint_names(tmp_path: Path, name: str) -> None:
+    architecture = (MEGATRON | TORCH)[name]
+    model, parts = build(run_with(tmp_path / "run", architecture).model_path, seed=3), presence.RENAMED.get(name, ())
     model.save_pretrained(tmp_path / "saved")
     stored = weights.load([tmp_path / "saved" / "model.safetensors"])
-    named = to_checkpoint_names(tensors_of(model))
-    assert len([name for name in named if "experts.7." in name]) == 3 * MOE["num_hidden_layers"]
+    named = to_checkpoint_names(tensors_of(model), parts=parts)
+    assert len([one for one in named if ".experts." in one]) >= 4
     assert {name: tensor.tolist() for name, tensor in named.items()} == {n: t.tolist() for n, t in stored.items()}
-    assert to_checkpoint_names(named).keys() == named.keys()
+    assert to_checkpoint_names(named, parts=parts).keys() == named.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "why"),
+    [
+        ("mistral", {}, "sliding_window = 4, which SGLang ignores for mistral; .* max_position_embeddings = 64 to 4"),
+        ("mistral", {"sliding_window": 64}, ""),
+        ("mistral", {"sliding_window": None}, ""),
+        ("qwen2", {"head_dim": 8}, ""),
+        ("qwen2", {"head_dim": 8, "use_sliding_window": True, "sliding_window": 4}, "sliding_window = 4"),
+        ("qwen2", {}, "has head_dim = 16, and SGLang gives heads of qwen2 .* = 8 dimensions"),
+        ("mixtral", {}, "has head_dim = 16, and SGLang gives heads of mixtral"),
+        ("gemma3", {}, "tie_word_embeddings = false, and SGLang computes logits of gemma3_text with the embeddings"),
+        ("gemma3", {"tie_word_embeddings": True}, ""),
+        (
+            "deepseek_v3",
+            {"moe_layer_freq": 1},
+            'lacks topk_method = "noaux_tc", scoring_func = "sigmoid", which SGLang',
+        ),
+        ("deepseek_v3", {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}, ""),
+        ("qwen3", {}, ""),
+    ],
+)
+def test_models_that_sglang_would_compute_otherwise_are_named(name: str, fields: dict[str, Any], why: str) -> None:
+    found = presence.difference((MEGATRON | TORCH)[name] | fields)
+    assert re.search(why, found) if why else not found
 
 
 def test_aborted_request_keeps_its_tokens() -> None:

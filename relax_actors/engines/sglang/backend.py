@@ -85,6 +85,7 @@ class SglangBackend(InferenceBackend):
                 moe=facts.moe if config.trainer.router_replay else None,
                 media=None if family is None else MediaReferences(family, context.table.store.root),
                 prefixes=() if family is None else family.spec.sglang.prefixes,
+                parts=presence.RENAMED.get(facts.model_type, ()),
                 merged=merged,
                 quantization=settings.quantization,
                 grammars=external is None and config.gateway is not None,
@@ -244,8 +245,8 @@ def _check_model(config: Config, fields: Mapping[str, Any], model_type: str, *, 
             f'only {", ".join(known)} are supported; use "transformers"'
         )
         raise ConfigError(msg)
-    if why := presence.ignored_head_dim(fields):
-        msg = f'rollout.backend = "sglang": {why}; use "transformers", or a model without head_dim'
+    if why := presence.difference(fields):
+        msg = f'rollout.backend = "sglang": {why}, or use "transformers"'
         raise ConfigError(msg)
     heads = fields.get("num_attention_heads", 0)
     if heads % (parallel := config.rollout.sglang.tensor_parallel):

@@ -154,10 +154,22 @@ class SglangSpec:
     Attributes:
         architecture: name of SGLang's class, of which `engines.sglang.server_models` has a subclass; empty if none.
         prefixes: prefixes of weights in transformers, each with that in SGLang; the first that fits counts.
+        vision_fields: fields of `vision_config` that SGLang reads, where config.json lacks them.
+        decoders: values of `text_config.model_type` that the class takes, if the family leaves it open.
     """
 
     architecture: str = ""
     prefixes: tuple[tuple[str, str], ...] = ()
+    vision_fields: Mapping[str, Any] = field(default_factory=dict)
+    decoders: tuple[str, ...] = ()
+
+
+TOWERS_FIRST = (
+    ("model.language_model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.", "towers."),
+)
+"""`SglangSpec.prefixes` of a model with the towers of transformers; see `server_models.tower_models`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
