@@ -41,6 +41,7 @@ NAMES = {
     "qwen2_5_omni_thinker": "Qwen2.5-Omni",
     "qwen3_omni_moe_thinker": "Qwen3-Omni",
     "qwen2_audio": "Qwen2-Audio",
+    "gemma3": "Gemma 3 with images",
     "glm4v": "GLM-4.1V",
     "internvl": "InternVL 3",
 }
@@ -67,7 +68,10 @@ A model of another family of transformers trains with `trainer.backend = "torch"
 FOOT = """\
 Families with media that are refused, and why:
 """
-OTHERS = {"gemma3": "Gemma 3 with images", "kimi_vl": "Kimi-VL"}
+OTHERS = {"kimi_vl": "Kimi-VL"}
+ABSENT = """\
+Kinds of media that a real model takes, and that are refused here:
+"""
 
 
 def mark(*, holds: bool) -> str:
@@ -125,8 +129,13 @@ def page() -> str:
     """Return the text of the page."""
     head = "| family | `model_type` | torch | Megatron-Core | SGLang | router replay | media |"
     refused = [f"- {OTHERS[kind]} (`{kind}`): {why}." for kind, why in REFUSED.items()]
+    absent = [
+        f"- {NAMES[spec.model_type]} (`{spec.model_type}`): {kind}. {why[0].upper()}{why[1:]}."
+        for spec in FAMILIES.values()
+        for kind, why in spec.absent.items()
+    ]
     table = [head, "| --- " * 7 + "|", *text_rows(), *media_rows()]
-    return "\n".join([HEAD, *table, "", FOOT, *refused, ""])
+    return "\n".join([HEAD, *table, "", FOOT, *refused, "", ABSENT, *absent, ""])
 
 
 if __name__ == "__main__":

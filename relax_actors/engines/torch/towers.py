@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,13 +128,10 @@ def _joined(parts: Tensor | Sequence[Tensor]) -> Tensor:
 
 def _encode_tiles(model: PreTrainedModel, tiles: Tensor) -> Tensor:
     """Encode `[tiles, 3, side, side]`; return the embeddings of all, one tile after the other."""
-    settings, encode_images = model.config, cast("Any", model.get_image_features)
-    found = encode_images(
-        tiles,
-        vision_feature_layer=settings.vision_feature_layer,
-        vision_feature_select_strategy=settings.vision_feature_select_strategy,
-        return_dict=True,
-    )
+    encode_images: Any = model.get_image_features
+    names = ("vision_feature_layer", "vision_feature_select_strategy")
+    chosen = {name: getattr(model.config, name) for name in names if hasattr(model.config, name)}
+    found = encode_images(tiles, return_dict=True, **chosen)
     embeddings: Tensor = found.pooler_output.flatten(0, 1)
     return embeddings
 

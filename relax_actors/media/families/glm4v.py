@@ -26,4 +26,5 @@ GLM4V = FamilySpec(
     positions=PositionRule("consecutive"),
     processors=Processors("Glm4vProcessor", "Glm4vImageProcessor", "Glm4vVideoProcessor"),
     decoder=DecoderSpec("glm4"),
+    absent={"video": "its frames are placeholders of images, between times that no processor of images writes"},
 )

@@ -21,6 +21,7 @@ INTERNVL = FamilySpec(
     processors=Processors("InternVLProcessor", "GotOcr2ImageProcessor", "InternVLVideoProcessor"),
     decoder=DecoderSpec("qwen2", is_open=True),
     brackets=True,
+    absent={"video": "its frames are images of one tile each, with a number before each; give such frames as images"},
     stored_prefixes=(
         ("model.language_model.", "language_model.model."),
         ("model.vision_tower.", "vision_tower."),
