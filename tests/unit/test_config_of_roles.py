@@ -211,9 +211,9 @@ def test_sglang_supports_only_known_models_with_experts() -> None:
     moe = ["num_experts=8", "num_local_experts=8", "num_experts_per_tok=2", "moe_intermediate_size=32"]
     overrides = [*elsewhere, *(f"model.architecture.{setting}" for setting in moe)]
     assert examine(load_config(DEMO, [*overrides, "model.architecture.model_type=qwen3_moe"])).errors == ()
-    (error,) = examine(load_config(DEMO, [*overrides, "model.architecture.model_type=mixtral"])).errors
-    assert "with a model of type mixtral" in error
-    assert "only qwen2_moe, qwen3_moe are supported" in error
+    (error,) = examine(load_config(DEMO, [*overrides, "model.architecture.model_type=olmoe"])).errors
+    assert "with a model of type olmoe" in error
+    assert "only qwen2_moe, qwen3_moe, mixtral, glm4_moe, deepseek_v3, gpt_oss are supported" in error
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,10 @@ class SglangSettings:
         stall: seconds without a token after which a server counts as hung.
         moe: of the model, if its chosen experts are recorded.
         media: makes the references to media of prompts; None for a model that reads text only.
-        prefixes: see `ServedFamily`.
+        prefixes: see `SglangSpec`.
+        parts: see `presence.RENAMED`.
         merged: makes full sets of weights from versions of an adapter; None if versions are full sets.
+        quantization: how the server quantises weights.
         grammars: whether the server applies grammars.
         keep_partial: whether samples continue after their server was lost, and are aborted at a stop string. If not,
             they start again, and run to their end, so that their tokens and log-probs do not depend on time.
@@ -60,7 +62,9 @@ class SglangSettings:
     moe: MoeFacts | None = None
     media: MediaReferences | None = None
     prefixes: tuple[tuple[str, str], ...] = ()
+    parts: tuple[tuple[str, str], ...] = ()
     merged: MergedAdapter | None = None
+    quantization: str = "none"
     grammars: bool = False
     keep_partial: bool = True
     progress: Callable[[], None] = _no_progress
