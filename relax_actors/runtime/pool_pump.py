@@ -231,8 +231,10 @@ class PoolPump(Pump[list[Msg]]):
             return False  # a full store becomes free when the trainer goes on
         if self._handles or self._fetched:
             return True
-        pull, is_connected = self._pull, self.table.connection.nc.is_connected
-        return pull is not None and is_connected and not (pull.is_drained or self.context.stopping())
+        pull = self._pull
+        if pull is None or pull.consumer_lost or self.context.stopping() or not self.table.connection.nc.is_connected:
+            return False
+        return not pull.is_drained
 
     def take_more(self, most: int) -> list[Job]:
         """Take up to `most` rows that have arrived; called in the role's thread."""
