@@ -9,19 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
 from relax_actors.engines.sglang import presence
+from relax_actors.engines.sglang.float8_blocks import dequantised, quantised
 from relax_actors.engines.sglang.partial_sample import PartialSample, routed_experts
 from relax_actors.engines.sglang.row_streams import SampleLimit
-from relax_actors.engines.sglang.weight_loaders import to_checkpoint_names
+from relax_actors.engines.sglang.weight_loaders import StagedWeights, to_checkpoint_names
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, EngineError, RelaxError
 from relax_actors.messages import FinishReason
 from relax_actors.weights import files as weights
+from tests.support.quantised import weight_in_float8
 from tests.support.sglang_servers import config_of as run_with
 from tests.support.text_families import MEGATRON, TORCH
 
@@ -308,3 +311,27 @@ def test_experts_of_tokens_from_older_weights_are_missing() -> None:
     assert found.routed_experts is not None
     # The tokens of version 3 were sampled after the prompt's last token and the first generated one.
     assert found.routed_experts[:, 0].tolist() == [[0, 1], [-1, -1], [-1, -1], [0, 2]]
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (256, 384), (130, 200), (1, 5)])
+def test_blocks_of_a_weight_have_scales_of_their_own(shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * torch.linspace(1e-3, 10, shape[1])
+    values, scales = quantised(weight.bfloat16())
+    assert (values.dtype, values.shape, scales.dtype) == (torch.float8_e4m3fn, shape, torch.float32)
+    assert scales.shape == (-(-shape[0] // 128), -(-shape[1] // 128))
+    found, exact = dequantised(values, scales), weight.bfloat16().float()
+    torch.testing.assert_close(found, weight_in_float8(exact), rtol=1e-6, atol=0)
+    # float8 has three bits behind the point, and steps of 2^-9 below 2^-6.
+    steps = torch.maximum(exact.abs() / 16, scales.max() * 2**-10)
+    assert ((found - exact).abs() <= steps * (1 + 1e-5)).all()
+
+
+def test_a_block_of_zeros_is_kept() -> None:
+    values, scales = quantised(torch.zeros(128, 256))
+    assert scales.gt(0).all()
+    assert dequantised(values, scales).eq(0).all()
+
+
+def test_quantised_weights_are_named_on_the_server() -> None:
+    assert StagedWeights(3, "ab").identity == "3:ab"
+    assert StagedWeights(3, "ab", "fp8").identity == "3:ab:fp8"

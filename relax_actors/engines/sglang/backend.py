@@ -20,6 +20,7 @@ from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
 from relax_actors.engines.sglang import launch, presence
 from relax_actors.engines.sglang.adapter_form import MERGE, adapter_arguments, check_served
 from relax_actors.engines.sglang.launch_media import served_family
+from relax_actors.engines.sglang.quantization import check_quantization, layer_bytes
 from relax_actors.engines.torch.architectures import causal_model_class
 from relax_actors.errors import ConfigError
 from relax_actors.operations.engines import engine_of
@@ -86,6 +87,7 @@ class SglangBackend(InferenceBackend):
                 prefixes=() if family is None else family.spec.sglang.prefixes,
                 parts=presence.RENAMED.get(facts.model_type, ()),
                 merged=merged,
+                quantization=settings.quantization,
                 grammars=external is None and config.gateway is not None,
                 keep_partial=not config.run.deterministic,
                 progress=context.progress,
@@ -140,8 +142,8 @@ class SglangBackend(InferenceBackend):
         given = [argument.partition("=")[0] for argument in rollout.sglang.arguments]
         if quantises := next((name for name in given if name in QUANTISES), None):
             msg = (
-                "rollout.sglang.arguments: SGLang quantises weights while it loads them, and an update writes the "
-                f"trainer's numbers into the quantised parameters; leave {quantises} out"
+                f"rollout.sglang.arguments: SGLang cannot update weights that it has quantised by {quantises}; leave "
+                'it out, and use rollout.sglang.quantization = "fp8"'
             )
             raise ConfigError(msg)
         if len(urls) not in (0, rollout.replicas):
@@ -149,6 +151,7 @@ class SglangBackend(InferenceBackend):
             raise ConfigError(msg)
         fields = text_fields(json.loads((model / "config.json").read_text()))
         _check_model(config, fields, facts.model_type, reads_text_only=reads_text_only)
+        yield from check_quantization(config, fields, facts, takes_media=not reads_text_only)
         if urls:
             flags = ["--enable-fp32-lm-head"] if config.model.fp32_lm_head else []
             flags += adapter_arguments(config, cuda=True)
@@ -184,6 +187,9 @@ class SglangBackend(InferenceBackend):
         if served_family(config.model_path) is not None:
             msg = f"{url} cannot join: a server that the run does not start cannot read the media of prompts"
             raise ConfigError(msg)
+        if config.rollout.sglang.quantization != "none":
+            msg = f"{url} cannot join: the run starts servers that quantise weights; add one with `relax scale`"
+            raise ConfigError(msg)
         if config.rollout.sglang.weights != "disk":
             msg = f'{url} cannot join: rollout.sglang.weights = "{config.rollout.sglang.weights}"; set it to "disk"'
             raise ConfigError(msg)
@@ -200,13 +206,14 @@ class SglangBackend(InferenceBackend):
 
         Without files the actor also keeps a copy of both in host memory, for a server that has to start again.
         """
-        settings = config.rollout.sglang
+        settings, served, held = config.rollout.sglang, served_bytes(config), layer_bytes(config)
         if settings.urls:
             return Footprint(gpus=0)
         return Footprint(
             process_bytes=PROCESS_BYTES + SERVER_BYTES,
-            parameter_bytes=2 * served_bytes(config),
-            copied_bytes=0 if settings.weights == "disk" else 2 * served_bytes(config),
+            parameter_bytes=served + held,
+            table_bytes=served - held,
+            copied_bytes=0 if settings.weights == "disk" else 2 * served,
             gpus=settings.tensor_parallel,
             computes_on_cpu=False,
         )

@@ -46,6 +46,7 @@ class SglangSettings:
         prefixes: see `SglangSpec`.
         parts: see `presence.RENAMED`.
         merged: makes full sets of weights from versions of an adapter; None if versions are full sets.
+        quantization: how the server quantises weights.
         grammars: whether the server applies grammars.
         keep_partial: whether samples continue after their server was lost, and are aborted at a stop string. If not,
             they start again, and run to their end, so that their tokens and log-probs do not depend on time.
@@ -63,6 +64,7 @@ class SglangSettings:
     prefixes: tuple[tuple[str, str], ...] = ()
     parts: tuple[tuple[str, str], ...] = ()
     merged: MergedAdapter | None = None
+    quantization: str = "none"
     grammars: bool = False
     keep_partial: bool = True
     progress: Callable[[], None] = _no_progress

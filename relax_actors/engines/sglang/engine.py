@@ -114,7 +114,7 @@ class SglangEngine(GenerateMixin):
         if self._settings.merged is not None:
             tensors = self._settings.merged.full_set(version, tensors)
         named = to_checkpoint_names(tensors, self._settings.prefixes, self._settings.parts)
-        staged = StagedWeights(version, weights.fingerprint(named))
+        staged = StagedWeights(version, weights.fingerprint(named), self._settings.quantization)
         with self._changing:
             is_kept = staged in (self._staged, self._serving)
             before = self._exchange(staged) if is_kept else None

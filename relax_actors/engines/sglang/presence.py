@@ -26,6 +26,11 @@ RENAMED = {
 DIVIDES = ("qwen2", "qwen2_moe", "mixtral")
 """Types of models whose heads have `hidden_size / num_attention_heads` dimensions in SGLang, whatever `head_dim` is."""
 
+NO_WINDOWS = {"mistral": 4096, "mixtral": None, "qwen2": None, "qwen2_moe": None, "qwen3": None, "qwen3_moe": None}
+"""Types of models whose sliding windows SGLang ignores, each with the window of a config.json without the field."""
+READ = {"deepseek_v3": {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
+"""Fields of config.json that SGLang reads and transformers does not, with their values, by model type."""
+
 
 def require() -> None:
     """Raise MissingPackageError, with the command that installs it, if SGLang is not installed."""
@@ -35,10 +40,14 @@ def require() -> None:
         raise MissingPackageError(msg)
 
 
-NO_WINDOWS = {"mistral": 4096, "mixtral": None, "qwen2": None, "qwen2_moe": None, "qwen3": None, "qwen3_moe": None}
-"""Types of models whose sliding windows SGLang ignores, each with the window of a config.json without the field."""
-READ = {"deepseek_v3": {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
-"""Fields of config.json that SGLang reads and transformers does not, with their values, by model type."""
+def computes_on_cpu() -> bool:
+    """Whether the installed kernels are the substitute for those of GPUs."""
+    return find_spec("relax_sglang_cpu") is not None
+
+
+def computes_float8() -> bool:
+    """Whether the installed kernels compute with FP8 weights; an older substitute for those of GPUs does not."""
+    return not computes_on_cpu() or find_spec("relax_sglang_cpu.float8") is not None
 
 
 def difference(fields: Mapping[str, Any]) -> str:

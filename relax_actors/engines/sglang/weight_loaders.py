@@ -37,11 +37,14 @@ class StagedWeights:
 
     version: int
     fingerprint: str
+    quantization: str = "none"
+    """How the server quantises them; see `rollout.sglang.quantization`."""
 
     @property
     def identity(self) -> str:
-        """Unique name of these weights on the server."""
-        return f"{self.version}:{self.fingerprint}"
+        """Unique name of these weights on the server, which says how they are quantised."""
+        name = f"{self.version}:{self.fingerprint}"
+        return name if self.quantization == "none" else f"{name}:{self.quantization}"
 
 
 class WeightLoader(Protocol):
