@@ -24,6 +24,10 @@ RENAMED = {
 
 DIVIDES = ("qwen2", "qwen2_moe", "mixtral")
 """Types of models whose heads have `hidden_size / num_attention_heads` dimensions in SGLang, whatever `head_dim` is."""
+NO_WINDOWS = {"mistral": 4096, "mixtral": None, "qwen2": None, "qwen2_moe": None, "qwen3": None, "qwen3_moe": None}
+"""Types of models whose sliding windows SGLang ignores, each with the window of a config.json without the field."""
+READ = {"deepseek_v3": {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
+"""Fields of config.json that SGLang reads and transformers does not, with their values, by model type."""
 
 NO_WINDOWS = {"mistral": 4096, "mixtral": None, "qwen2": None, "qwen2_moe": None, "qwen3": None, "qwen3_moe": None}
 """Types of models whose sliding windows SGLang ignores, each with the window of a config.json without the field."""

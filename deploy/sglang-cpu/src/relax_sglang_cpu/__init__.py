@@ -25,9 +25,9 @@ def register() -> None:
     common.ALLOC_MEMORY_FUNCS["cpu"] = _allocate
     murmur.define()
     lora.install()
+    float8.install()
     sinks.install(ATTENTION)
     shared_experts.install()
-    float8.install()
     # SGLang ignores seeds without --enable-deterministic-inference, which accepts only CUDA attention backends and uses
     # Triton kernels. On a CPU, batches of the same shape give the same bits without them.
     choices = server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES
