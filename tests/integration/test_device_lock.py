@@ -318,22 +318,23 @@ def test_holders_of_all_devices_of_an_actor_see_at_once_that_it_waits(
 
 
 def test_time_for_which_another_waited_before_the_own_turn_does_not_shorten_it(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, context = tmp_path / "0.lock", make_context("trainer")
-    context.has_work = lambda: True
-    mine, holder = DeviceLock([path], context, 30.0, turn=3600.0), DeviceLock([path], make_context("rollout"), 30.0)
+    now = 10.0
+    monkeypatch.setattr(device_lock, "time", SimpleNamespace(monotonic=lambda: now))
+    mine = DeviceLock([tmp_path / "0.lock"], make_context("trainer"), 30.0, turn=100.0)
     mine.add(Moves())
-    with ExitStack() as stack:
-        with holder():
-            stack.enter_context(resident(tmp_path, "b", 0))
-            wait_until(lambda: waits(path), "the other actor that waits")
-            assert not mine.is_due(), "the device is another actor's"
-        wait_until(lambda: "b" in log_of(tmp_path), "the turn of the other")
+    with (tmp_path / "0.next").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not mine.is_due(), "the device is not its own"
+        fcntl.flock(other, fcntl.LOCK_UN)
+        now = 1000.0
         with mine():
+            fcntl.flock(other, fcntl.LOCK_EX)
             assert not mine.is_due(), "its turn has just begun"
+            now = 1200.0
+            assert mine.is_due()
     mine.close()
-    holder.close()
 
 
 def test_patience_is_for_one_holder_and_not_for_all_turns_before_its_own(
