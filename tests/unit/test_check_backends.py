@@ -81,7 +81,7 @@ def test_a_model_without_experts_is_not_taken_for_one_with() -> None:
 
 
 @pytest.mark.usefixtures("asks_transformers_here")
-def test_sglang_is_refused_for_experts_that_are_not_named_as_those_of_qwen() -> None:
+def test_sglang_is_refused_for_experts_that_no_test_has_compared() -> None:
     deepseek = ["model.architecture.model_type=deepseek_v3", "model.architecture.n_routed_experts=8"]
     (error,) = errors(*URLS, *deepseek)
     assert "model of type deepseek_v3" in error
