@@ -88,6 +88,12 @@ def test_sglang_is_refused_for_experts_that_no_test_has_compared() -> None:
     assert 'use "transformers"' in error
 
 
+@pytest.mark.usefixtures("asks_transformers_here")
+def test_quantised_policy_is_refused_for_sglang() -> None:
+    found = errors(*URLS, 'model.architecture.quantization_config={quant_method = "mxfp4"}')
+    assert any("quantization_config (mxfp4)" in error and "folder of the model in bfloat16" in error for error in found)
+
+
 def test_classes_of_sglang_are_found_by_their_definition(tmp_path: Path) -> None:
     models = tmp_path / "srt" / "models"
     models.mkdir(parents=True)

@@ -208,6 +208,13 @@ def test_weights_get_their_checkpoint_names(tmp_path: Path, name: str) -> None:
         ("gemma3", {}, "tie_word_embeddings = false, and SGLang computes logits of gemma3_text with the embeddings"),
         ("gemma3", {"tie_word_embeddings": True}, ""),
         ("qwen3", {}, ""),
+        ("qwen3_moe", {}, ""),
+        ("qwen3_moe dense", {}, r"mlp_only_layers = \[0\], and SGLang gives all layers of qwen3_moe experts"),
+        (
+            "qwen2_moe",
+            {"head_dim": 8, "decoder_sparse_step": 2},
+            "decoder_sparse_step = 2, and SGLang gives all",
+        ),
     ],
 )
 def test_models_that_sglang_would_compute_otherwise_are_named(name: str, fields: dict[str, Any], why: str) -> None:

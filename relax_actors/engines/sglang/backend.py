@@ -26,6 +26,8 @@ from relax_actors.errors import ConfigError
 from relax_actors.operations.engines import engine_of
 from relax_actors.runtime import Context
 
+EXPERTS = "--moe-runner-backend"
+"""Argument of a server that chooses its kernels of experts."""
 SERVER_BYTES = 1700 << 20
 """Memory of a server without its model."""
 QUANTISES = ("--quantization", "--modelopt-quant", "--quantize-and-serve")
@@ -150,6 +152,7 @@ class SglangBackend(InferenceBackend):
             msg = f"rollout.replicas = {rollout.replicas}, but rollout.sglang.urls has {len(urls)}; give each actor one"
             raise ConfigError(msg)
         fields = text_fields(json.loads((model / "config.json").read_text()))
+        yield from _check_held(config, fields)
         _check_model(config, fields, facts.model_type, reads_text_only=reads_text_only)
         yield from check_quantization(config, fields, facts, takes_media=not reads_text_only)
         if urls:
@@ -255,6 +258,32 @@ def _check_model(config: Config, fields: Mapping[str, Any], model_type: str, *, 
             f"{heads}; lower it"
         )
         raise ConfigError(msg)
+
+
+def _check_held(config: Config, fields: Mapping[str, Any]) -> Iterator[str]:
+    """Refuse a policy whose weights or experts a server would hold in a form that updates and replays cannot follow.
+
+    Raises:
+        ConfigError: config.json names quantised weights, or an argument chooses kernels that report no experts.
+    """
+    if quantised := fields.get("quantization_config"):
+        kind = quantised.get("quant_method", "unnamed") if isinstance(quantised, dict) else quantised
+        msg = (
+            f'rollout.backend = "sglang": config.json of the model has quantization_config ({kind}), and updates hold '
+            "weights that are not quantised, so its server could not take them; use the folder of the model in "
+            "bfloat16, without that field"
+        )
+        raise ConfigError(msg)
+    if fields.get("model_type") != "gpt_oss":
+        return
+    given = [argument.partition("=")[0] for argument in config.rollout.sglang.arguments]
+    if config.trainer.router_replay and EXPERTS in given:
+        msg = (
+            f"rollout.sglang.arguments: the run sets {EXPERTS} itself, because only some kernels of SGLang report the "
+            "experts of gpt_oss; leave it out, or set trainer.router_replay = false"
+        )
+        raise ConfigError(msg)
+    yield "SGLang holds the attention sinks of gpt_oss in bfloat16, whatever rollout.sglang.dtype is"
 
 
 def _check_class(fields: Mapping[str, Any], model: Path) -> None:

@@ -114,7 +114,7 @@ def config_arguments(config: Config, model: Path) -> list[str]:
 
     fields = json.loads((model / "config.json").read_text())
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields["model_type"])
-    own, changed = _overrides(config.rollout.sglang.arguments), {}
+    own, changed = _overrides(config.rollout.sglang.arguments), dict[str, Any]()
     if not (fields | own).get("architectures") and name is not None:
         changed["architectures"] = [name]
     if config.rollout.sglang.quantization == "fp8":
