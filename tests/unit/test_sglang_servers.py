@@ -107,6 +107,23 @@ def test_server_arguments_follow_the_configuration() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model_type", "replays", "cuda", "kernels"),
+    [
+        ("gpt_oss", True, True, "triton"),
+        ("gpt_oss", True, False, None),
+        ("gpt_oss", False, True, None),
+        ("glm4_moe", True, True, None),
+    ],
+)
+def test_experts_of_gpt_oss_are_computed_by_kernels_that_report_them(
+    *, model_type: str, replays: bool, cuda: bool, kernels: str | None
+) -> None:
+    facts, config = replace(FACTS, model_type=model_type), config_of(trainer={"router_replay": replays})
+    arguments = pairs(server_arguments(config, Path("model"), facts, 99, key="k", cuda=cuda))
+    assert arguments.get("--moe-runner-backend") == kernels
+
+
+@pytest.mark.parametrize(
     ("rollout", "why"),
     [
         ({"sglang": {"urls": ["http://a"], "weights": "shared"}}, "needs servers that the run starts"),
