@@ -73,7 +73,8 @@ class OrderedConsumer:
     @property
     def has_messages(self) -> bool:
         """Whether messages have arrived that were not read yet. Thread-safe."""
-        return self._pull is not None and bool(self._pull.buffered)
+        pull = self._pull
+        return pull is not None and bool(pull.buffered)
 
     def wake(self) -> None:
         """Make `batches` yield without waiting from now on."""

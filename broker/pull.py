@@ -149,6 +149,8 @@ class PullSubscription:
         status = None if message.reply else (message.headers or {}).get("Status")
         if message.reply:
             self._requested -= 1
+            if self._requested <= 0:
+                self._asking = False  # no status follows the last message of a request that is filled
             self._expires = EXPIRES
             self._buffer.append(message)
             if self._on_delivery is not None and (delivery := delivery_of(message)) is not None:
@@ -217,7 +219,7 @@ class PullSubscription:
                 await self._ask()
                 asked = True
             await self._refill()
-            if self._buffer or self._nudged:
+            if self._buffer or (self._nudged and not self._asking):
                 break
             try:
                 await asyncio.wait_for(self._arrived.wait(), min(left, self._expires + _GRACE))

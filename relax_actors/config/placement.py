@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from relax_actors.config.sections import NonNegative, PositiveFloat, Section
 
@@ -28,8 +28,8 @@ class PlacementSection(Section):
     rows wait for itself, so that an on-policy step takes one turn of each role. By default half of `patience`; 0: hand
     the device over after each batch."""
     patience: PositiveFloat = 600.0
-    """Seconds for which one actor may hold the shared device before an actor that waits for it fails; more than
-    `turn`, by at least the time of a batch."""
+    """Seconds for which an actor may compute on the shared device after the end of its turn before an actor that waits
+    for the device fails: more than a batch, a step or an episode takes."""
 
     @field_validator("colocate")
     @classmethod
@@ -42,16 +42,6 @@ class PlacementSection(Section):
             msg = f"placement.colocate names {twice[0]!r} twice; a role's actors are on one device"
             raise ValueError(msg)
         return value
-
-    @model_validator(mode="after")
-    def _turn_ends(self) -> Self:
-        if self.turn is not None and self.turn >= self.patience:
-            msg = (
-                f"placement.turn = {self.turn:g} lets an actor keep its device for longer than others wait for it "
-                f"(placement.patience = {self.patience:g}); lower placement.turn, or raise placement.patience"
-            )
-            raise ValueError(msg)
-        return self
 
     @property
     def longest_turn(self) -> float:

@@ -257,10 +257,15 @@ class Critic(StatefulRole):
         shares = config.trainer.shares_prefixes
         lengths = [computed_lengths(trajectory, share_prefixes=shares) for _, trajectory in rows]
         max_tokens = 1 if config.run.deterministic else config.trainer.max_tokens_per_microbatch
+        cells: list[list[tuple[str, Array]]] = []
         with ExitStack() as turn:
             for part in split_rows(lengths, max_tokens=max_tokens):
                 self.context.continue_turn(turn)
-                self._write_values(rows[part.start : part.stop])
+                cells.append(self._values(rows[part.start : part.stop]))
+        # After the turn: a full table may have room once the trainer goes on.
+        for values in cells:
+            self.context.table.put_all(values)
+            self.progress()
         return True
 
     def _end_unusable(self, due: list[RowId], trajectories: Sequence[Trajectory | RelaxError]) -> None:
@@ -272,7 +277,7 @@ class Critic(StatefulRole):
             elif why := self._validator.of_trajectory(value, row.step):
                 self._endings.end(row, Quarantined("critic", 1, why, ""))
 
-    def _write_values(self, rows: list[tuple[RowId, Trajectory]]) -> None:
+    def _values(self, rows: list[tuple[RowId, Trajectory]]) -> list[tuple[str, Array]]:
         table, samples = self.context.table, []
         media: list[Any] = [None] * len(rows)
         if self._media is not None:
@@ -282,11 +287,8 @@ class Critic(StatefulRole):
             samples += samples_of(n, trajectory, media=of_row)
         with self.context.device_lock():
             scored = iter(self.engine.values(samples, self.progress))
-        cells: list[tuple[str, Array]] = [
-            (table.subject(row, "values"), np.asarray(in_layout(trajectory, scored))) for row, trajectory in rows
-        ]
-        table.put_all(cells)
         self.progress()
+        return [(table.subject(row, "values"), np.asarray(in_layout(trajectory, scored))) for row, trajectory in rows]
 
     def _without_lost_media(
         self, rows: list[tuple[RowId, Trajectory]], media: list[list[PromptMedia] | RelaxError]

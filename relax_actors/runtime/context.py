@@ -42,7 +42,7 @@ class Context:
         device_lock: context manager in which the actor may compute. Where roles share a device, entering it waits
             until no other actor holds the device.
         yields_device: whether the actor must take no further work in, because another actor's turn on the device is
-            due; thread-safe.
+            due; for the role's thread.
         has_work: whether rows or cells wait for the actor, which keeps a shared device meanwhile; set by the pump,
             thread-safe.
         backlog: rows that must wait for the role before this actor gets any, where its node is marked as spot; else 0.

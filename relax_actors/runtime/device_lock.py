@@ -6,9 +6,9 @@ again first.
 
 An engine that can leave the device (`ReleasesMemory`) stays on it as long as nobody waits, and leaves it before the
 locks are released: the memory of a device is that of one holder, and an actor that computes again and again pays
-nothing. Since a move costs seconds, a turn also lasts while the holder has work (`Context.has_work`), up to a bound
-once another actor waits. Several devices are taken in the order of their paths, and several engines of an actor leave
-in the order in which they were added and return in the opposite one.
+nothing. Since a move costs seconds, a turn also lasts while the holder has work (`Context.has_work`) and computes again
+soon, up to a bound once another actor waits. Several devices are taken in the order of their paths, and several engines
+of an actor leave in the order in which they were added and return in the opposite one.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from relax_actors.runtime.device_files import Device, try_lock, unlock
 REPORT_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.005
 WATCH_SECONDS = 0.01
+IDLE_SECONDS = 5.0
+"""Seconds without computing after which a holder with work hands the devices over: it waits for something else, such as
+room in a full table, which may come when others go on."""
 ROOM_SECONDS = 20.0
 """Time for the memory of a killed holder to become free."""
 OUT_OF_MEMORY = "OutOfMemoryError"
@@ -78,7 +81,7 @@ class DeviceLock:
     Args:
         paths: the devices' lock files, in an order that all actors share; a second lock file is created beside each.
         context: the actor's context. Waiting counts as progress; long waits are reported in events.
-        patience: seconds for which one other actor may hold a device before waiting for it fails.
+        patience: seconds for which one other actor may hold a device after its turn before waiting for it fails.
         turn: seconds for which an actor with more work keeps the devices from those that wait, if its memory leaves.
         folder: folder of the files that engines move their memory to; None for host memory.
     """
@@ -93,6 +96,7 @@ class DeviceLock:
         self._turn = threading.Lock()
         self._holds, self._computing = False, 0
         self._wanted_since: float | None = None
+        self._idle_since = 0.0
         self._closed = threading.Event()
         self.waited_seconds = 0.0
         self.released, self.resumed = Moves(), Moves()
@@ -114,7 +118,7 @@ class DeviceLock:
         """Wait for the devices and hold them until the end of the block; blocks may nest.
 
         Raises:
-            ActorError: another actor held one of them for `patience` seconds.
+            ActorError: another actor held one of them for `turn` and `patience` seconds.
         """
         with self._turn:
             if not self._holds:
@@ -124,32 +128,33 @@ class DeviceLock:
             yield
         finally:
             with self._turn:
-                self._computing -= 1
+                self._computing, self._idle_since = self._computing - 1, time.monotonic()
                 if not self._computing and (not self._engines or self._ends_turn()):
                     self._hand_over()
 
     def is_due(self) -> bool:
-        """Return whether another actor's turn is due, so that the holder takes no further work. Thread-safe."""
-        return self._is_wanted() and (not self._engines or self._is_overdue())
+        """Return whether the holder must take no further work in, as another's turn is due; for the role's thread."""
+        return self._holds and self._is_wanted() and (not self._engines or self._is_overdue())
 
     def _take(self) -> None:
         began = time.monotonic()
         taken: list[Device] = []
         try:
+            # The holders of all devices see the wish at once, and give them up at the same time.
             for device in self._devices:
                 self._wait(device, device.next, began)
-                try:
-                    self._wait(device, device.lock, began)
-                    taken.append(device)
-                finally:
-                    fcntl.flock(device.next, fcntl.LOCK_UN)
+            for device in self._devices:
+                self._wait(device, device.lock, began)
+                taken.append(device)
+                os.pwrite(device.lock, self._context.author.encode().ljust(80), 0)
         except BaseException:
             for device in taken:
                 fcntl.flock(device.lock, fcntl.LOCK_UN)
             raise
-        self._holds = True
-        for device in self._devices:
-            os.pwrite(device.lock, self._context.author.encode().ljust(80), 0)
+        finally:
+            for device in self._devices:
+                fcntl.flock(device.next, fcntl.LOCK_UN)
+        self._holds, self._wanted_since = True, None
         arrived = time.monotonic()
         self.waited_seconds += arrived - began
         try:
@@ -231,14 +236,18 @@ class DeviceLock:
         return since is not None and time.monotonic() - since >= self._turn_seconds
 
     def _ends_turn(self) -> bool:
-        """Return whether another actor waits, and this one has no more work or has kept it waiting for long."""
-        return self._is_wanted() and (self._is_overdue() or not self._context.has_work())
+        """Return whether another actor waits, and this one has no more work, is idle, or is overdue."""
+        if not self._is_wanted():
+            return False
+        is_idle = time.monotonic() - self._idle_since > IDLE_SECONDS
+        return is_idle or self._is_overdue() or not self._context.has_work()
 
     def _watch(self) -> None:
         """Hand the devices over when the turn has ended and this actor does not compute."""
         while not self._closed.wait(WATCH_SECONDS):
             try:
                 with self._turn:
+                    # Called while it computes, too: it notes since when another actor waits.
                     if self._holds and self._ends_turn() and not self._computing:
                         self._hand_over()
             except BaseException as error:  # noqa: BLE001 ends the process with the error as the reason
@@ -251,10 +260,10 @@ class DeviceLock:
             now = time.monotonic()
             if device.holder != holder:
                 holder, held_since = device.holder, now
-            if now - held_since > self._patience:
+            if now - held_since > self._turn_seconds + self._patience:
                 msg = (
                     f"device {device.name} was not free for {now - held_since:.0f} s, {holder} holds it; "
-                    "raise placement.patience if it computes for that long"
+                    "raise placement.patience if it computes for that long, or lower placement.turn"
                 )
                 raise ActorError(msg)
             if now - reported_at > REPORT_SECONDS:

@@ -7,7 +7,6 @@ acknowledgement deadline is extended while its row is handled; the watchdog ends
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -31,8 +30,6 @@ from relax_actors.runtime.role_actor import HandleRows, RoleActor, Serve
 from relax_actors.runtime.watchdog import Watchdog
 
 PATIENCE = 5.0
-WRITE_SECONDS = 5.0
-"""Seconds of writing results for which an actor keeps a shared device for its next rows."""
 FINISH_SECONDS = 0.5
 """Seconds for a result, or for the count of a returned row, to be stored before the row is returned."""
 
@@ -49,7 +46,7 @@ class PoolPump(Pump[list[Msg]]):
         self._jobs: list[Job] = []
         self._accepts_more = False
         self._wanted = False
-        self._handles, self._writes_until = False, float("inf")
+        self._handles = self._serves = False
         self.context.wake, self.context.has_work = self._wake_from_thread, self._has_work
         self._renewing: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -100,12 +97,14 @@ class PoolPump(Pump[list[Msg]]):
         """Let the role do work that belongs to no row, if it asked for it."""
         if not self._wanted:
             return
-        self._wanted = False
+        self._wanted, self._serves = False, True
         self.watch.start_other_work("answering requests")
         try:
             await self.actor.ask(Serve(self), block=False)
         except Exception as error:  # noqa: BLE001 no row is to blame
             self.context.fail(error)
+        finally:
+            self._serves = False
         self.watch.start_waiting(self._idle_reason)
 
     async def close(self) -> None:
@@ -201,15 +200,14 @@ class PoolPump(Pump[list[Msg]]):
                 try:
                     self._schedule_finish(await self.actor.ask(HandleRows(jobs, self), block=False))
                 finally:
-                    self._handles, self._writes_until = False, time.monotonic() + WRITE_SECONDS
+                    self._handles = False
                     # Jobs reported before the answer have been scheduled before it.
                     await asyncio.gather(*self._finishing)
                 self.watch.start_waiting(self._idle_reason)
         except (ExitRequestedError, RelaxError, OSError) as error:
             self.context.fail(error)
         finally:
-            self._jobs, self._finishing, self._accepts_more = [], set(), False
-            self._handles, self._writes_until = False, float("inf")
+            self._jobs, self._finishing, self._accepts_more, self._handles = [], set(), False, False
 
     async def _join_all(self, messages: list[Msg]) -> list[Job]:
         self._fetched = self._fetched + messages
@@ -227,12 +225,12 @@ class PoolPump(Pump[list[Msg]]):
 
     def _has_work(self) -> bool:
         """Whether rows are in hand, or may wait at the consumer."""
-        if time.monotonic() > self._writes_until:
-            return False  # a full store becomes free when the trainer goes on
-        if self._handles or self._fetched:
+        if self._handles or self._fetched or self.has_rows:
             return True
         pull, is_connected = self._pull, self.table.connection.nc.is_connected
-        return pull is not None and is_connected and not (pull.is_drained or self.context.stopping())
+        if pull is None or pull.consumer_lost or not is_connected or self._serves or self.context.stopping():
+            return False
+        return not pull.is_drained
 
     def take_more(self, most: int) -> list[Job]:
         """Take up to `most` rows that have arrived; called in the role's thread."""

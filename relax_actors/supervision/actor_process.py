@@ -134,7 +134,8 @@ class ActorProcess:
         if paths := device_locks(self.config, self.role_name):
             placement = self.config.placement
             folder = paths[0].parent if placement.release == "disk" else None
-            lock = DeviceLock(paths, context, placement.patience, turn=placement.longest_turn, folder=folder)
+            turn = 0.0 if placement.release == "none" else placement.longest_turn
+            lock = DeviceLock(paths, context, placement.patience, turn=turn, folder=folder)
             context.device_lock = self.device_lock = lock
             context.yields_device = lock.is_due
             if placement.release != "none":

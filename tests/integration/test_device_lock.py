@@ -279,6 +279,64 @@ def test_holder_with_work_gives_the_device_up_once_another_has_waited_for_its_ti
     mine.close()
 
 
+def test_holder_with_work_that_computes_nothing_gives_the_device_up(
+    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_lock, "IDLE_SECONDS", 0.1)
+    context, moves = make_context("rollout"), Moves()
+    context.has_work = lambda: True
+    mine = DeviceLock([tmp_path / "0.lock"], context, 30.0, turn=3600.0)
+    mine.add(moves)
+    with mine():
+        pass
+    with resident(tmp_path, "b", 0):
+        wait_until(lambda: "b" in log_of(tmp_path), "the turn of the other")
+    assert moves == ["out", "in", "out"]
+    mine.close()
+
+
+def test_holders_of_all_devices_of_an_actor_see_at_once_that_it_waits(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    paths = [tmp_path / f"{device}.lock" for device in range(3)]
+    others = [DeviceLock([path], make_context("rollout"), 30.0) for path in paths]
+    with ExitStack() as stack:
+        holding = [stack.enter_context(ExitStack()) for _ in others]
+        for stays, other in zip(holding, others, strict=True):
+            stays.enter_context(other())
+        stack.enter_context(resident(tmp_path, "a", 0, 1, 2))
+        wait_until(lambda: all(map(waits, paths)), "the actor that waits for all devices")
+        holding[0].close()
+        wait_until(lambda: others[0].holder == "a", "the first device of the actor")
+        assert all(map(waits, paths[1:]))
+        assert log_of(tmp_path) == ""
+        for stays in holding[1:]:
+            stays.close()
+        wait_until(lambda: "a" in log_of(tmp_path), "the turn of the actor")
+    for other in others:
+        other.close()
+
+
+def test_time_for_which_another_waited_before_the_own_turn_does_not_shorten_it(
+    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 10.0
+    monkeypatch.setattr(device_lock, "time", SimpleNamespace(monotonic=lambda: now))
+    mine = DeviceLock([tmp_path / "0.lock"], make_context("trainer"), 30.0, turn=100.0)
+    mine.add(Moves())
+    with (tmp_path / "0.next").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not mine.is_due(), "the device is not its own"
+        fcntl.flock(other, fcntl.LOCK_UN)
+        now = 1000.0
+        with mine():
+            fcntl.flock(other, fcntl.LOCK_EX)
+            assert not mine.is_due(), "its turn has just begun"
+            now = 1200.0
+            assert mine.is_due()
+    mine.close()
+
+
 def test_patience_is_for_one_holder_and_not_for_all_turns_before_its_own(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -259,6 +259,64 @@ def test_actor_keeps_the_device_while_rows_wait_at_its_consumer(table: Table, pu
     running.result(20)
     mine.close()
     other.close()
+
+
+class Serves(Counts):
+    """Is asked for further requests while it answers some, again and again."""
+
+    def serve(self, until: Callable[[], bool]) -> None:  # noqa: ARG002 a request is short
+        self.context.wake()
+
+    def release_memory(self, _: Path | None) -> int:
+        return 0
+
+    def resume_memory(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("pump", [Serves], indirect=True)
+def test_requests_that_belong_to_no_row_do_not_prolong_a_turn(table: Table, pump: PoolPump, tmp_path: Path) -> None:
+    path, stopping, connection = tmp_path / "0.lock", asyncio.Event(), table.connection
+    mine, other = (DeviceLock([path], pump.context, 60.0, turn=3600.0) for _ in range(2))
+    pump.context.device_lock, pump.context.yields_device = mine, mine.is_due
+    mine.add(pump.role)
+    spec = pool_spec("counts", [table.subjects.column("prompt")], 60.0, 100)
+    connection.call(ensure_consumer(connection, table.subjects.table_stream, spec), 20)
+    running = asyncio.run_coroutine_threadsafe(pump.run(stopping), connection.loop)
+    pump.context.wake()
+    wait_until(lambda: mine.resumed.count, "a request")
+    for _ in range(3):
+        with other():
+            pass
+    connection.loop.call_soon_threadsafe(stopping.set)
+    connection.loop.call_soon_threadsafe(pump.wake)
+    running.result(20)
+    mine.close()
+    other.close()
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_pull_that_got_as_many_messages_as_it_asked_for_gets_more(
+    table: Table,
+    prefetch: bool,  # noqa: FBT001
+) -> None:
+    connection, stream = table.connection, table.subjects.table_stream
+    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
+    table.put_all((table.subject(RowId(1, n), "prompt"), prompt) for n in range(6))
+
+    async def fetch() -> int:
+        await ensure_consumer(connection, stream, pool_spec("counts", [table.subjects.column("prompt")], 60.0, 100))
+        pull = PullSubscription(connection, stream, "counts", 2, prefetch=prefetch, asks=True)
+        await pull.start()
+        taken = len(await pull.fetch(2, 10))
+        while taken < 6:  # requested by one call, and taken by a later one
+            taken += len(await pull.fetch_nowait(2))
+            await asyncio.sleep(0.001)
+        assert not await pull.fetch(2, 0.1)
+        await pull.close()
+        return taken
+
+    assert connection.call(fetch(), 20) == 6
 
 
 def test_pull_whose_question_is_lost_requests_messages_again(table: Table) -> None:

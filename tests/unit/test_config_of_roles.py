@@ -264,12 +264,9 @@ def test_log_probs_that_a_custom_role_reads_are_accepted(write: Write, tmp_path:
     assert not any("no role reads" in error for error in examine(load_config(path)).errors)
 
 
-def test_turn_that_lasts_as_long_as_others_wait_for_it_is_refused(write: Write) -> None:
-    path = write("[placement]\npatience = 100\n")
-    assert load_config(path).placement.longest_turn == 50
-    assert load_config(path, ["placement.turn=99"]).placement.longest_turn == 99
-    with pytest.raises(ConfigError, match=r"placement.turn = 100 .*lower placement.turn, or raise placement.patience"):
-        load_config(path, ["placement.turn=100"])
+def test_turn_lasts_half_of_the_patience_by_default() -> None:
+    assert load_config(DEMO, ["placement.patience=100"]).placement.longest_turn == 50
+    assert load_config(DEMO, ["placement.turn=0"]).placement.longest_turn == 0
 
 
 @pytest.mark.parametrize(
