@@ -27,13 +27,7 @@ from process_memory import tree
 
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.server import Server
-from relax_actors.engines.sglang.weight_loaders import (
-    BroadcastLoader,
-    DiskLoader,
-    SharedLoader,
-    StagedWeights,
-    WeightLoader,
-)
+from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, FileLoader, StagedWeights, WeightLoader
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.weights import files as weights
 
@@ -94,8 +88,8 @@ def compare(folder: Path, size: Size, repeats: int, device: str = "cpu") -> dict
     total, largest = (of(tensor.nbytes for tensor in tensors.values()) / MIB for of in (sum, max))
     print(f"{total:.0f} MiB of weights, largest tensor {largest:.0f} MiB")
     ways: dict[str, WeightLoader] = {
-        "disk": DiskLoader(folder / "disk"),
-        "shared": SharedLoader(folder / "shared"),
+        "disk": FileLoader(folder / "disk"),
+        "shared": FileLoader(folder / "shared", in_memory=True),
         "group": BroadcastLoader(1),
     }
     measured: dict[str, list[dict[str, float]]] = defaultdict(list)

@@ -34,6 +34,7 @@ from relax_actors.engines.sglang.weight_loaders import StagedWeights, WeightLoad
 from relax_actors.errors import ActorError, ConfigError, EngineError, StoreError
 from relax_actors.weights import files as weights
 from relax_actors.weights.host_copy import HostCopy
+from relax_actors.weights.node_sets import NodeSet
 from relax_actors.weights.protocols import WeightUpdate
 
 POLL_SECONDS, TICK_SECONDS = 0.1, 0.01
@@ -106,20 +107,21 @@ class SglangEngine(GenerateMixin):
         return None if self._serving is None else self._serving.version
 
     def empty_copy(self) -> HostCopy:
-        """Return an empty host copy; see `WeightConsumer`."""
-        return HostCopy()
+        """Return an empty host copy, of its own if full sets are merged from it; see `WeightConsumer`."""
+        return HostCopy(None if self._settings.merged is not None else self._loader.sets)
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Stage weights in the loader; see `WeightConsumer`."""
         if self._settings.merged is not None:
             tensors = self._settings.merged.full_set(version, tensors)
         named = to_checkpoint_names(tensors, self._settings.prefixes)
-        staged = StagedWeights(version, weights.fingerprint(named))
+        held = tensors if isinstance(tensors, NodeSet) else None
+        staged = StagedWeights(version, held.fingerprint if held else weights.fingerprint(named))
         with self._changing:
             is_kept = staged in (self._staged, self._serving)
             before = self._exchange(staged) if is_kept else None
         if not is_kept:
-            self._loader.stage(staged, named)
+            self._loader.stage(staged, named, held)
             with self._changing:
                 before = self._exchange(staged)
         if before is not None:
@@ -161,7 +163,7 @@ class SglangEngine(GenerateMixin):
 
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
         """Verify, stage and swap to a full set of weights; see `WeightConsumer`."""
-        copy = HostCopy()
+        copy = self.empty_copy()
         try:
             copy.apply([WeightUpdate(version, fingerprint, shards)])
         except StoreError:
