@@ -63,6 +63,7 @@ megatron: $(VENV)/.megatron
 
 # With CUDA or without; its tests run where it is installed.
 sglang: $(VENV)/.sglang
+$(VENV)/.sglang: $(wildcard deploy/sglang-cpu/src/*/*.py)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -54,8 +54,8 @@ class Size:
     precision: str = "float32"
 
 
-def config_of(folder: Path, size: Size, device: str = "cpu") -> Config:
-    """Configuration of a run with a model of random weights."""
+def config_of(folder: Path, size: Size, device: str = "cpu", **sglang: Any) -> Config:
+    """Configuration of a run with a model of random weights, and settings of [rollout.sglang]."""
     heads = max(4, size.hidden // 64)
     model = {
         "model_type": "qwen3",
@@ -74,7 +74,8 @@ def config_of(folder: Path, size: Size, device: str = "cpu") -> Config:
         "model": {"architecture": model, "tokenizer": {"alphabet": "0123456789#"}},
         "data": {"kind": "python", "function": "nothing"},
         "trainer": {"precision": size.precision},
-        "rollout": {"backend": "sglang", "max_concurrent_prompts": PROMPTS, "group_size": SAMPLES, "device": device},
+        "rollout": {"backend": "sglang", "max_concurrent_prompts": PROMPTS, "group_size": SAMPLES, "device": device}
+        | {"sglang": sglang},
     }
     config = validate(tree, "benchmark")
     prepare(config, config.model_path)

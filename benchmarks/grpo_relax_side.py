@@ -9,6 +9,7 @@ import contextlib
 import json
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,23 @@ alpha = {alpha}
 """
 """Section of an adapter."""
 
-GRPO = """
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """TOML sections of an algorithm, and the roles that compute on a device, which they share."""
+
+    toml: str
+    roles: tuple[str, ...] = ("rollout", "trainer")
+
+
+GRPO = Algorithm("""
 [algorithm]
 # The ratio of a step's only update is 1, as in TRL: tokens are not clipped for being a step old.
 proximal = "trainer"
-"""
+""")
 
 
-def write_toml(work: Workload, name: str, staleness: int, algorithm: str = GRPO) -> Path:
+def write_toml(work: Workload, name: str, staleness: int, algorithm: Algorithm = GRPO) -> Path:
     """Write the run's TOML file, with the sections of the algorithm; the run's folder is beside it."""
     folder = Path(work.folder) / name
     text = TOML.format(
@@ -90,8 +100,9 @@ def write_toml(work: Workload, name: str, staleness: int, algorithm: str = GRPO)
         model=json.dumps(str(work.model)),
         prompts=json.dumps(str(work.prompts)),
         staleness=staleness,
-        algorithm=algorithm + (LORA.format(rank=work.lora_rank, alpha=2 * work.lora_rank) if work.lora_rank else ""),
-        colocate='[["rollout", "trainer"]]' if work.device == "cuda" else "[]",
+        algorithm=algorithm.toml
+        + (LORA.format(rank=work.lora_rank, alpha=2 * work.lora_rank) if work.lora_rank else ""),
+        colocate=json.dumps([algorithm.roles] if work.device == "cuda" else []),
         **{
             field: getattr(work, field)
             for field in (

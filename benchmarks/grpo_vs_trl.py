@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_relax_side import GRPO, Steps, write_toml
+from grpo_relax_side import GRPO, Algorithm, Steps, write_toml
 from grpo_workload import Workload
 from process_memory import PeakMemory
 from rich.console import Console
@@ -153,8 +153,8 @@ def measured(command: list[str], work: Workload, log: Path) -> RunMemory:
     return RunMemory(memory.peak, memory.processes, Load((average, after), (busy, busy_after)))
 
 
-def run_relax(work: Workload, turn: int, staleness: int, algorithm: str = GRPO) -> Result:
-    """Train with `relax up`, with the TOML sections of an algorithm."""
+def run_relax(work: Workload, turn: int, staleness: int, algorithm: Algorithm = GRPO) -> Result:
+    """Train with `relax up`, with an algorithm."""
     name = f"relax-{turn}"
     steps = Steps(work, name)
     steps.start()

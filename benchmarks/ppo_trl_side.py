@@ -53,7 +53,7 @@ class Digits(torch.nn.Module):
 
     def backbone(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
         """Return the fraction of digits up to each token as a hidden state, `[batch, seq, 1]`."""
-        positions = torch.arange(input_ids.shape[1])
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         sampled = positions >= self.prompt_tokens
         lengths = (positions - self.prompt_tokens + 1).clamp(min=1)
         return SimpleNamespace(hidden_states=[((self.digit[input_ids] * sampled).cumsum(1) / lengths)[..., None]])
@@ -90,8 +90,8 @@ def main() -> None:
         learning_rate=work.learning_rate,
         lr_scheduler_type="constant",
         gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
+        bf16=work.precision == "bfloat16",
+        use_cpu=work.device == "cpu",
         seed=work.seed,
         logging_steps=1,
         save_strategy="no",

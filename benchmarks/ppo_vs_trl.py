@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import tempfile
 
+from grpo_relax_side import Algorithm
 from grpo_vs_trl import compare, parse, run_relax, run_trl, trl_python
 from grpo_workload import Workload
 
@@ -31,7 +32,14 @@ kl = {{ coefficient = 0.05 }}
 
 [critic]
 learning_rate = {learning_rate}
+device = "{device}"
 """
+
+
+def algorithm(work: Workload) -> Algorithm:
+    """Return PPO with a critic and a reference."""
+    toml = PPO.format(learning_rate=work.learning_rate, device=work.device)
+    return Algorithm(toml, ("rollout", "reference", "critic", "trainer"))
 
 
 def main() -> None:
@@ -39,11 +47,10 @@ def main() -> None:
     arguments = parse((__doc__ or "").split("\n", 1)[0], "trl-ppo-venv", staleness=0)
     python = arguments.trl_python or trl_python(arguments.venv, REQUIREMENTS)
     work = Workload(tempfile.mkdtemp(prefix="ppo-vs-trl-"), arguments.steps, epochs=4)
-    algorithm = PPO.format(learning_rate=work.learning_rate)
     compare(
         arguments,
         work,
-        lambda turn: run_relax(work, turn, arguments.staleness, algorithm),
+        lambda turn: run_relax(work, turn, arguments.staleness, algorithm(work)),
         lambda turn: run_trl(work, turn, python, "ppo_trl_side.py"),
     )
 

@@ -4,8 +4,9 @@
 
 A Qwen3 with random weights; the larger they are, the sharper its distributions. The rollout samples in a precision with
 weights published in it; the torch engine scores the samples in the same precision, with its weights in float32.
-The last lines have the rollout round the weights of its linear layers to fewer bits, as servers do that quantise what
-they load, and the same where the trainer trains for these bits ([trainer.fake_quant]).
+The last lines have the rollout round the weights of its linear layers to fewer bits, as servers do with
+`rollout.sglang.quantization = "fp8"`, which round the inputs of these layers, too; and to four bits, also where the
+trainer trains for them ([trainer.fake_quant], for integers: float8 has other distances between its numbers).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +23,21 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 from training_workload import DENSE
 
 from relax_actors.config import validate
 from relax_actors.data.model_folder import prepare
-from relax_actors.engines.protocols import GenerationRequest, TrainSample
+from relax_actors.engines.protocols import Generation, GenerationRequest, TrainSample
+from relax_actors.engines.sglang.float8_blocks import dequantised, quantised
+from relax_actors.engines.sglang.quantization import BLOCK
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.fake_quant import on_grid
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.weights import files as weights
 
 ROWS, SAMPLES, PROMPT, LONGEST = 4, 4, 32, 48
-BLOCK, GROUP = 128, 32
+GROUP = 32
 
 
 class WideHead(TransformersEngine):
@@ -58,14 +62,19 @@ def requests(vocabulary: int) -> list[GenerationRequest]:
     return [GenerationRequest(p, seed, stop_ids=frozenset(), **settings) for seed, p in enumerate(prompts)]
 
 
-def in_float8(weight: Tensor) -> Tensor:
-    """Round blocks of 128 x 128 to float8 (e4m3) with a scale each, as DeepSeek-V3 (arXiv:2412.19437, section 3.3)."""
-    rows, columns = (-size % BLOCK for size in weight.shape)
-    padded = torch.nn.functional.pad(weight.float(), (0, columns, 0, rows))
-    blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, -1, BLOCK)
-    scale = (blocks.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max).clamp_min(1e-12)
-    found = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
-    return found.flatten(2, 3).flatten(0, 1)[: weight.shape[0], : weight.shape[1]]
+def round_inputs(engine: TransformersEngine) -> None:
+    """Round the inputs of linear layers to float8, in groups of 128 neighbours of a token, as servers do."""
+
+    def rounded_inputs(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        (given,) = inputs
+        size = min(BLOCK, given.shape[-1])
+        groups = given.float().unflatten(-1, (-1, size))
+        scale = groups.abs().amax(-1, keepdim=True).clamp_min(1e-10) / torch.finfo(torch.float8_e4m3fn).max
+        return (((groups / scale).to(torch.float8_e4m3fn).float() * scale).flatten(-2).to(given.dtype),)
+
+    for name, module in engine.model.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(rounded_inputs)
 
 
 def rounded(published: Path, kind: str) -> tuple[str, Path]:
@@ -73,7 +82,9 @@ def rounded(published: Path, kind: str) -> tuple[str, Path]:
     found = weights.load([published])
     for name in (name for name in found if name.endswith("_proj.weight")):
         wide = found[name].float()
-        found[name] = (in_float8(wide) if kind == "float8" else on_grid(wide, 4, GROUP)).to(found[name].dtype)
+        found[name] = (dequantised(*quantised(wide)) if kind == "float8" else on_grid(wide, 4, GROUP)).to(
+            found[name].dtype
+        )
     path = published.with_name("rounded.safetensors")
     weights.save(found, path)
     return weights.fingerprint(found), path
@@ -97,7 +108,7 @@ def measure(
         precision: of the trainer, and of the rollout if it has no own.
         fp32_lm_head: whether logits are in float32.
         rollout_precision: of the rollout.
-        rollout_weights: "float8" or "4 bits"; empty for the published weights.
+        rollout_weights: "float8", then with its inputs, or "4 bits"; empty for the published weights.
         trains_bits: whether the trainer's weights have four bits.
     """
     tree = {
@@ -119,11 +130,20 @@ def measure(
     fingerprint = engine.publish(published)
     if rollout_weights:
         fingerprint, published = rounded(published, rollout_weights)
+    if rollout_weights == "float8":
+        round_inputs(rollout)
     rollout.load(0, fingerprint, [published])
     asked = requests(shape["vocab_size"])
-    pairs = [(r, s) for r, group in zip(asked, rollout.generate(asked, lambda: None), strict=True) for s in group]
+    return distance(engine, asked, rollout.generate(asked, lambda: None))
+
+
+def distance(
+    trainer: TorchEngine, asked: Sequence[GenerationRequest], made: Sequence[Sequence[Generation]]
+) -> dict[str, float]:
+    """Compare log-probs of samples with those that a trainer computes, in nats."""
+    pairs = [(request, sample) for request, group in zip(asked, made, strict=True) for sample in group]
     samples = [TrainSample.of_completion(r.tokens, s.tokens, logprobs=s.logprobs) for r, s in pairs]
-    scored = engine.score(samples, lambda: None)
+    scored = trainer.score(samples, lambda: None)
     ours = np.concatenate([row[sample.loss_mask] for row, sample in zip(scored, samples, strict=True)])
     theirs = np.concatenate([sample.masked("logprobs") for sample in samples])
     delta = (ours - theirs).astype(np.float64)

@@ -70,6 +70,11 @@ class OrderedConsumer:
         self._delivered = 0
         self._woken = False
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether messages have arrived that were not read yet. Thread-safe."""
+        return self._pull is not None and bool(self._pull.buffered)
+
     def wake(self) -> None:
         """Make `batches` yield without waiting from now on."""
         self._woken = True

@@ -94,6 +94,7 @@ class PullSubscription:
         credit: maximum number of messages requested or buffered.
         on_delivery: called with every delivery when it arrives.
         prefetch: request more messages while the fetched ones are handled.
+        asks: ask the server what waits before each wait, so that `is_drained` is exact without `prefetch`, too.
         backlog: for a consumer with the group `OVERFLOW`, how many messages must wait there before this subscription
             gets any; 0 for no condition. Called with each request. None for a consumer without the group.
     """
@@ -107,12 +108,13 @@ class PullSubscription:
         on_delivery: Callable[[Delivery], None] | None = None,
         *,
         prefetch: bool = True,
+        asks: bool = False,
         backlog: Callable[[], int] | None = None,
     ) -> None:
         self.credit = credit
         self.consumer_lost = False
         """Whether the server reported that the consumer does not exist or is not available."""
-        self._prefetch, self._backlog = prefetch, backlog
+        self._prefetch, self._asks, self._backlog = prefetch, asks, backlog
         self._woken = self._nudged = False
         self._connection = connection
         self._on_delivery = on_delivery
@@ -123,6 +125,7 @@ class PullSubscription:
         self._arrived = asyncio.Event()
         self._requested = 0
         self._requested_until = 0.0
+        self._asking = False
         self._expires = EXPIRES
         self._subscription: Subscription | None = None
 
@@ -139,6 +142,7 @@ class PullSubscription:
     def _forget_requests(self) -> None:
         """Treat the pending requests as lost; later status messages about them are ignored."""
         self._generation, self._requested, self._requested_until = self._generation + 1, 0, 0.0
+        self._asking = False
 
     def _on_message(self, message: Msg) -> None:
         # Status messages of the server have no reply subject. Stored messages do, and may have any header.
@@ -149,6 +153,8 @@ class PullSubscription:
             self._buffer.append(message)
             if self._on_delivery is not None and (delivery := delivery_of(message)) is not None:
                 self._on_delivery(delivery)
+        elif message.subject == f"{self._inbox}.{self._generation}" and self._asking:
+            self._asking, self._requested, self.consumer_lost = False, 0, status == "503"
         elif message.subject == f"{self._inbox}.{self._generation}":
             pending = (message.headers or {}).get("Nats-Pending-Messages", "0")
             self._requested -= int(pending) if pending.isdigit() else 0
@@ -172,9 +178,22 @@ class PullSubscription:
         few = most is None and wanted * 2 < self.credit
         if few or wanted <= 0 or not self._connection.nc.is_connected:
             return
-        self._requested += wanted
         self._requested_until = max(self._requested_until, now + expires)
-        request = json.dumps({"batch": wanted, "expires": int(expires * 1e9), **self._condition()}).encode()
+        await self._request(wanted, expires=int(expires * 1e9))
+
+    async def _ask(self) -> None:
+        """Request the messages that wait, and learn at once whether none does.
+
+        Not while a request waits at the server, which would have been answered, nor where a condition holds it back.
+        """
+        if self._requested or not self._connection.nc.is_connected or "min_pending" in self._condition():
+            return
+        self._asking, self._requested_until = True, time.monotonic() + EXPIRES
+        await self._request(self.credit, no_wait=True)
+
+    async def _request(self, number: int, **fields: int) -> None:
+        self._requested += number
+        request = json.dumps({"batch": number, **fields, **self._condition()}).encode()
         await self._connection.nc.publish(self._request_subject, request, reply=f"{self._inbox}.{self._generation}")
 
     def _condition(self) -> dict[str, str | int]:
@@ -189,10 +208,14 @@ class PullSubscription:
         The list is empty after `timeout` seconds without a message, after `wake` or `nudge`, or if the consumer is
         lost.
         """
-        end = time.monotonic() + timeout
+        end, asked = time.monotonic() + timeout, False
         while not (self._buffer or self.consumer_lost or self._woken) and (left := end - time.monotonic()) > 0:
             self._arrived.clear()
-            await self._refill()
+            if self._asks and not asked:
+                await self._ask()
+                asked = True
+            if not self._asking:
+                await self._refill()
             if self._buffer or self._nudged:
                 break
             try:
@@ -231,6 +254,11 @@ class PullSubscription:
         """Whether `fetch_nowait(limit)` would return and request nothing. Thread-safe."""
         pending = not self._buffer and self._requested >= limit and time.monotonic() <= self._requested_until + _GRACE
         return self._woken or pending
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no message waits here, and none did at the server when the pending request came. Thread-safe."""
+        return not self._buffer and self._requested > 0 and not self._asking
 
     def wake(self) -> None:
         """Make `fetch` return without waiting from now on."""

@@ -41,6 +41,7 @@ NAMES = {
     "qwen2_5_omni_thinker": "Qwen2.5-Omni",
     "qwen3_omni_moe_thinker": "Qwen3-Omni",
     "qwen2_audio": "Qwen2-Audio",
+    "gemma3": "Gemma 3 with images",
     "glm4v": "GLM-4.1V",
     "internvl": "InternVL 3",
 }
@@ -56,9 +57,11 @@ Each mark stands for a test on such a model with random weights.
   transformers to 1e-4 and a step is that of the torch engine, also with two tensor, pipeline, context or expert
   parallel ranks (two files `test_megatron_families.py`; with media `test_megatron_media.py`). With media the ranks
   share the work of the towers.
-- **SGLang**: a real server gives the log-probs of transformers (`test_sglang_families.py`; with media
-  `test_sglang_media.py`). What is untested is served if SGLang has its class, but no test on a CPU has compared it.
-  Other models are refused.
+- **SGLang**: a real server gives the log-probs of transformers, before and after an update of the weights, and the
+  experts of its routers (`test_sglang_families.py`; with media `test_sglang_media.py`). What is untested is served if
+  SGLang has its class, but no test on a CPU has compared it: the recurrent layers of Qwen3.5 are Triton kernels alone.
+  Other models are refused. `relax check` also refuses what SGLang would compute otherwise: sliding windows of Mistral,
+  Mixtral, Qwen2 and Qwen3, which it ignores, and a head of Gemma 3 that is not its embeddings.
 - **Router replay**: the training engines that replay [the experts of the rollout](engines.md#router-replay-r3).
 
 A model of another family of transformers trains with `trainer.backend = "torch"` and generates with `rollout.backend =
@@ -67,7 +70,10 @@ A model of another family of transformers trains with `trainer.backend = "torch"
 FOOT = """\
 Families with media that are refused, and why:
 """
-OTHERS = {"gemma3": "Gemma 3 with images", "kimi_vl": "Kimi-VL"}
+OTHERS = {"kimi_vl": "Kimi-VL"}
+ABSENT = """\
+Kinds of media that a real model takes, and that are refused here:
+"""
 
 
 def mark(*, holds: bool) -> str:
@@ -125,8 +131,13 @@ def page() -> str:
     """Return the text of the page."""
     head = "| family | `model_type` | torch | Megatron-Core | SGLang | router replay | media |"
     refused = [f"- {OTHERS[kind]} (`{kind}`): {why}." for kind, why in REFUSED.items()]
+    absent = [
+        f"- {NAMES[spec.model_type]} (`{spec.model_type}`): {kind}. {why[0].upper()}{why[1:]}."
+        for spec in FAMILIES.values()
+        for kind, why in spec.absent.items()
+    ]
     table = [head, "| --- " * 7 + "|", *text_rows(), *media_rows()]
-    return "\n".join([HEAD, *table, "", FOOT, *refused, ""])
+    return "\n".join([HEAD, *table, "", FOOT, *refused, "", ABSENT, *absent, ""])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ URL = 'rollout.sglang.urls=["http://127.0.0.1:1"]'
 AGENT = ("agent.function=x.solve", "gateway.port=0")
 EXPERTS = tuple(
     f"model.architecture.{setting}"
-    for setting in ("model_type=mixtral", "num_local_experts=8", "num_experts_per_tok=2", "num_experts=8")
+    for setting in ("model_type=olmoe", "num_local_experts=8", "num_experts_per_tok=2", "num_experts=8")
 )
 MODEL = {
     "model_type": "qwen3",
@@ -215,7 +215,9 @@ ENGINES = (
     Case("recomputed attention with torch", ("trainer.recompute=selective",)),
     Case("weights of few bits with Megatron-Core", ("trainer.backend=megatron", "trainer.fake_quant.bits=4")),
     Case("training in 8 bits", ("trainer.precision=fp8",)),
-    Case("quantised weights with SGLang", (SERVED, "rollout.sglang.arguments=['--quantization', 'fp8']")),
+    Case("weights that SGLang quantises once", (SERVED, "rollout.sglang.arguments=['--quantization', 'fp8']")),
+    Case("weights of four bits with SGLang", (SERVED, "rollout.sglang.quantization=int4")),
+    Case("blocks that do not divide a layer", (SERVED, "rollout.sglang.quantization=fp8")),
     Case("settings of another critic", ("critic.megatron.tensor_parallel=2",), PPO),
     Case("a reference that nothing reads", ("roles.reference.replicas=1",)),
     Case("log-probs that nothing reads", ("roles.actor_fwd.replicas=1",)),

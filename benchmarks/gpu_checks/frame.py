@@ -63,13 +63,19 @@ class Place:
             raise Skipped(msg)
 
 
+def is_installed(module: str) -> bool:
+    """Whether a module, which may be in a package, can be imported."""
+    package = module.rpartition(".")[0]
+    return (not package or is_installed(package)) and find_spec(module) is not None
+
+
 def require(*modules: str) -> None:
     """Skip a check that needs packages which are not installed.
 
     Raises:
         Skipped: names them.
     """
-    if missing := [module for module in modules if find_spec(module) is None]:
+    if missing := [module for module in modules if not is_installed(module)]:
         msg = f"{' and '.join(missing)} not installed"
         raise Skipped(msg)
 

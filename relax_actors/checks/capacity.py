@@ -112,7 +112,8 @@ def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
         is_served = footprint.process_bytes > PROCESS_BYTES
         of_writer = served_bytes(config) if is_served else WEIGHT_BYTES["float32"]
         writers = sum(_writers(config, role)) * of_writer
-        return int(facts.parameters * (footprint.parameter_bytes + reference) + writers)
+        model = facts.parameters * (footprint.parameter_bytes + reference) + facts.tables * footprint.table_bytes
+        return int(model + writers)
     if role not in config.roles or not spec_of(config, role).device:
         return 0
     if role in OWN_MODELS:

@@ -137,9 +137,10 @@ def _too_large(config: Config, actors: Sequence[PlacedActor], nodes: Sequence[In
             need, roles = _at_once(config, users), tuple(dict.fromkeys(one.role for one in users))
             if need > gpu.memory and roles not in told:
                 told.add(roles)
+                needs = "needs" if len(roles) == 1 else "need"
                 yield (
-                    f"{' and '.join(roles)} need about {need / GIB:.0f} GiB of GPU {gpu.number} of node {node}, which "
-                    f"has {gpu.memory / GIB:.0f} GiB; share the model among more ranks (tensor_parallel, "
+                    f"{' and '.join(roles)} {needs} about {need / GIB:.0f} GiB of GPU {gpu.number} of node {node}, "
+                    f"which has {gpu.memory / GIB:.0f} GiB; share the model among more ranks (tensor_parallel, "
                     'pipeline_parallel, expert_parallel), or use trainer.precision = "bfloat16"'
                 )
 

@@ -121,8 +121,8 @@ def _attempt(check: Check, errors: list[str], notes: list[str], *, elsewhere: bo
             notes.append(f"not checked, as this machine lacks a package: {error}")
         else:
             errors.append(str(error))
-    except ConfigError as error:
-        errors.append(str(error))
+    except ConfigError as error:  # a line an error
+        errors.extend(str(error).splitlines())
 
 
 def _checks(run: CheckedRun) -> Iterator[Check]:

@@ -37,6 +37,10 @@ class SglangSection(Section):
     `urls`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the server; "auto" is `trainer.precision`."""
+    quantization: Literal["none", "fp8", "int4"] = "none"
+    """How a server holds the weights of linear layers, which it quantises from each published version: "fp8", in float8
+    with a scale for each block of 128 x 128, and their inputs with a scale for 128 neighbours of a token. "int4" is
+    refused, as SGLang cannot update such weights. Published weights keep the run's precision."""
     tensor_parallel: Positive = 1
     """GPUs per server, as SGLang's tensor parallel size."""
     kv_tokens: Positive | None = None

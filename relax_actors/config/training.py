@@ -180,7 +180,8 @@ class TrainerSection(PoolSection):
     same up to rounding. Not with context parallelism of Megatron-Core, which cuts sequences."""
     stream: bool = True
     """Whether forward and backward of a step start when its first rows fill a micro-batch (of each data-parallel rank);
-    else when all rows are there, as also with `trainer.megatron.pipeline_parallel` above 1."""
+    else when all rows are there, as also with `trainer.megatron.pipeline_parallel` above 1, and where the trainer's
+    memory leaves a shared device (`placement.release`)."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of forward and backward, and of the published weights; the optimizer always works in float32.
     "float16" has more digits than "bfloat16" and less range, so the loss is scaled by [trainer.loss_scale]."""

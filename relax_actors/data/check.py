@@ -19,9 +19,10 @@ from relax_actors.data.source import DataSource
 from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError, SlowRowError
+from relax_actors.media.families.spec import FamilySpec
 from relax_actors.media.timestamps import missing_characters
 from relax_actors.messages import Prompt
-from relax_actors.messages.media import VIDEO
+from relax_actors.messages.media import IMAGE, VIDEO
 from relax_actors.registry.catalog import REWARDS
 
 MAX_SLOW_ROWS = 2
@@ -52,8 +53,8 @@ def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
     if prompts:
         run.first_rows[where] = prompts[0]
-    if admission is not None and (timestamp := admission.family.spec.timestamp):
-        _check_timestamps(tokenizer, timestamp, good, where)
+    if admission is not None:
+        _check_written(tokenizer, admission.family.spec, good, where)
     if len(bad) == sampled:
         msg = f"{where}: none of the first {sampled} rows can be used; the first: {bad[0]}"
         raise ConfigError(msg)
@@ -77,16 +78,20 @@ def note_source(config: Config, data: DataSection, source: DataSource, where: st
         yield f"{where}: shares of {rows} rows: {', '.join(shares_of(data, source, rows, size))}"
 
 
-def _check_timestamps(tokenizer: Tokenizer, timestamp: str, tasks: Collection[Task], where: str) -> None:
-    """Raise ConfigError if the tokenizer cannot write the times of a row's video."""
-    timed = next((task for task in tasks if any(medium.kind == VIDEO for medium in task.media)), None)
-    if timed is not None and (missing := missing_characters(tokenizer.inner, timestamp)):
-        msg = (
-            f"{where}: {timed.origin or 'a task'} has a video, and the model reads its times as text such as "
-            f"{timestamp.format(seconds=0.1)!r}, but the tokenizer has no token for the characters {missing!r}; add "
-            "them to model.tokenizer.alphabet, or use the model's own tokenizer"
-        )
-        raise ConfigError(msg)
+def _check_written(tokenizer: Tokenizer, spec: FamilySpec, tasks: Collection[Task], where: str) -> None:
+    """Raise ConfigError if the tokenizer cannot write the times of a row's video, or the text around its image."""
+    times = spec.timestamp.format(seconds=0.1)
+    for kind, text, reads in (
+        (VIDEO, spec.timestamp, f"a video, and the model reads its times as text such as {times!r}"),
+        (IMAGE, spec.around, f"an image, and the model reads {spec.around!r} around it"),
+    ):
+        shown = next((task for task in tasks if any(medium.kind == kind for medium in task.media)), None)
+        if text and shown is not None and (missing := missing_characters(tokenizer.inner, text)):
+            msg = (
+                f"{where}: {shown.origin or 'a task'} has {reads}, but the tokenizer has no token for the characters "
+                f"{missing!r}; add them to model.tokenizer.alphabet, or use the model's own tokenizer"
+            )
+            raise ConfigError(msg)
 
 
 def _sample(

@@ -48,6 +48,7 @@ class ModelFacts:
         model_type: name of the architecture in transformers.
         moe: experts, if there are any.
         cached: numbers in the key-value cache for a token; 0 if unknown.
+        tables: number of parameters of embeddings and output head.
     """
 
     parameters: int
@@ -56,6 +57,7 @@ class ModelFacts:
     model_type: str
     moe: MoeFacts | None = None
     cached: int = 0
+    tables: int = 0
 
 
 def prepare(config: Config, folder: Path) -> None:
@@ -116,6 +118,7 @@ def measure(folder: Path, where: str = "", setting: str = "model.path") -> Model
             model_type=str(body["model_type"]),
             moe=experts_of(body),
             cached=_cached(body),
+            tables=_table_parameters(body),
         )
     except FileNotFoundError as error:
         msg = f"{setting} {folder} is not a model folder: it has no config.json"
@@ -229,7 +232,7 @@ def _check_index(index: Path) -> None:
 
 def _decoder_parameters(body: dict[str, Any]) -> int:
     """Number of parameters of a Llama-like decoder with gated MLP, by its config."""
-    hidden, layers, vocabulary = body["hidden_size"], body["num_hidden_layers"], body["vocab_size"]
+    hidden, layers = body["hidden_size"], body["num_hidden_layers"]
     heads = body["num_attention_heads"]
     width = body.get("head_dim") or hidden // heads
     kv = body.get("num_key_value_heads") or heads
@@ -242,5 +245,9 @@ def _decoder_parameters(body: dict[str, Any]) -> int:
     mlp = 3 * hidden * body["intermediate_size"]
     if experts:
         mlp = experts * 3 * hidden * (body.get("moe_intermediate_size") or body["intermediate_size"]) + hidden * experts
-    embeddings = vocabulary * hidden * (1 if body.get("tie_word_embeddings") else 2)
-    return int(layers * (attention + mlp + 2 * hidden) + embeddings + hidden)
+    return int(layers * (attention + mlp + 2 * hidden) + _table_parameters(body) + hidden)
+
+
+def _table_parameters(body: dict[str, Any]) -> int:
+    """Number of parameters of embeddings and output head, which may be the same."""
+    return int(body["vocab_size"] * body["hidden_size"] * (1 if body.get("tie_word_embeddings") else 2))

@@ -213,7 +213,7 @@ class PromptMaker:
         """Return the media of a task in the order of their placeholders among the tokens."""
         if self._admission is None:
             return []
-        ids = {self._admission.family.ids[kind]: kind for kind in self._admission.family.kinds}
+        ids = {mark: kind for kind, mark in self._admission.family.marks.items()}
         placeholders = [ids[token] for token in tokens[np.isin(tokens, list(ids))].tolist()]
         wanted = kinds_of(self._messages(task)) if task.media else []
         if placeholders != wanted:

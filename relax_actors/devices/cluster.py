@@ -72,8 +72,9 @@ def _fits(need: Need, others: Sequence[Need], gpus: Inventory) -> bool:
 
 def _problem(role: str, lacking: Sequence[Need], nodes: Sequence[Inventory]) -> str:
     each = f"{counted(lacking[0].gpus, 'GPU')}{' each' if len(lacking) > 1 else ''}"
+    fit = "fits" if len(lacking) == 1 else "fit"
     there = ", ".join(f"node {k} has {len(gpus.gpus)}" for k, gpus in enumerate(nodes))
     return (
-        f"{counted(len(lacking), 'actor')} of {role} with {each} fit on no node ({there}); take more nodes, fewer "
+        f"{counted(len(lacking), 'actor')} of {role} with {each} {fit} on no node ({there}); take more nodes, fewer "
         "replicas or ranks, or let roles take turns on a GPU (placement.colocate)"
     )

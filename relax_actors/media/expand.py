@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.media.family import Family
 from relax_actors.media.features import Features
+from relax_actors.media.text_around import with_text_around
 from relax_actors.media.timestamps import Timestamps
 
 
@@ -43,13 +44,15 @@ def expand(
         tokens: ids of the prompt, with one placeholder for each medium.
         features: features of all media in the order of their placeholders; the sound of a video follows it.
         family: the model.
-        tokenizer: writes the timestamps of videos.
+        tokenizer: writes the timestamps of videos, and the text around images.
         first: position of the first token.
 
     Raises:
-        RowError: the placeholders do not fit the media.
+        RowError: the placeholders do not fit the media, or the tokenizer cannot write a text.
     """
     ids = [int(token) for token in tokens]
+    if family.spec.around and features:
+        ids = with_text_around(ids, {*family.marks.values()}, family.spec.around, tokenizer)
     media = _paired(features)
     builder, at = _Builder(family, tokenizer, next=first), 0
     for place, (medium, sound) in zip(_places(ids, media, family), media, strict=True):
@@ -83,7 +86,7 @@ def _places(ids: list[int], media: Sequence[tuple[Features, Features | None]], f
         RowError: their number or their kinds differ from those of the media, or the placeholder of a video with its
             sound lacks the tokens around it that the sound is put between.
     """
-    kinds = {family.ids[kind]: kind for kind in family.kinds}
+    kinds = {mark: kind for kind, mark in family.marks.items()}
     places = [index for index, token in enumerate(ids) if token in kinds]
     if len(places) != len(media):
         msg = f"the prompt has {len(places)} placeholders for media and {len(media)} media; it needs one for each"

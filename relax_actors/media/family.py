@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,11 @@ class Family:
         return tuple(sorted(set(self.ids.values())))
 
     @property
+    def marks(self) -> dict[str, int]:
+        """Id that a prompt has for a medium before it is expanded, by its kind."""
+        return {kind: self.ids[self.spec.marks.get(kind, kind)] for kind in self.kinds}
+
+    @property
     def position_dtype(self) -> str:
         """Type of rotary positions."""
         return self.spec.positions.dtype
@@ -61,13 +67,13 @@ class Family:
     @property
     def reading(self) -> tuple[Hashable, ...]:
         """What decides a prompt's features, placeholders and positions, for comparison."""
-        rules = (self.spec.positions, self.spec.timestamp, self.seconds_scale, self.chunk_seconds)
+        rules = (self.spec.positions, self.spec.timestamp, self.spec.around, self.seconds_scale, self.chunk_seconds)
         return (*sorted(self.ids.items()), self.vision, self.audio, *rules)
 
     def marker(self, kind: str, tokenizer: Tokenizer) -> str:
         """Return the text of one medium in a prompt that no chat template has written."""
         if self.spec.brackets:
-            return tokenizer.id_to_token(self.ids[kind]) or ""
+            return tokenizer.id_to_token(self.marks[kind]) or ""
         span = AUDIO if kind == AUDIO else "vision"
         ids = (self.ids.get(f"{span}_start"), self.ids[kind], self.ids.get(f"{span}_end"))
         return "".join(tokenizer.id_to_token(token) or "" for token in ids if token is not None)
@@ -84,7 +90,7 @@ def family_of(folder: Path) -> Family | None:
     spec = spec_of_body(body, str(path)) if isinstance(body, dict) else None
     if spec is None:
         return None
-    body, files = body.get("thinker_config", body), read_processor_files(folder)
+    body, files = body.get("thinker_config", body), read_processor_files(folder, spec.vision)
     if spec.vision is not None and body.get("downsample_ratio", wanted := 1 / spec.vision.merge) != wanted:
         msg = f"{path}: downsample_ratio = {body['downsample_ratio']} is not supported; it must be {wanted}"
         raise ConfigError(msg)
@@ -92,7 +98,7 @@ def family_of(folder: Path) -> Family | None:
         return Family(
             spec,
             token_ids(body, spec, folder),
-            None if spec.vision is None else _vision(spec, spec.vision, body["vision_config"], files),
+            None if spec.vision is None else _vision(spec, spec.vision, body, files),
             None if spec.audio is None else _audio(spec.audio, body["audio_config"], files),
             spec.positions.scale(body),
             float(body.get("seconds_per_chunk", 2)),
@@ -125,26 +131,35 @@ def spec_of_body(
     return spec
 
 
-def _vision(spec: FamilySpec, default: VisionSpec, body: dict[str, Any], files: ProcessorFiles) -> VisionSpec:
+def _vision(spec: FamilySpec, default: VisionSpec, model: dict[str, Any], files: ProcessorFiles) -> VisionSpec:
+    body = model["vision_config"]
+    patch = _number(body.get("patch_size", default.patch))
+    merge = _number(body.get("spatial_merge_size", default.merge))
+    if tokens := model.get("mm_tokens_per_image"):
+        merge = _side(body.get("image_size", default.tile), patch) // patch // isqrt(tokens)
+        if (patch * merge * isqrt(tokens), isqrt(tokens) ** 2) != (body.get("image_size", default.tile), tokens):
+            msg = (
+                f"mm_tokens_per_image = {tokens} does not divide an image of vision_config.image_size = "
+                f"{body.get('image_size', default.tile)} into squares of whole patches of {patch} pixels; take a square"
+            )
+            raise ConfigError(msg)
     sizes = {
-        "patch_size": _number(body.get("patch_size", default.patch)),
-        "merge_size": _number(body.get("spatial_merge_size", default.merge)),
+        "patch_size": patch,
+        "merge_size": merge,
         "temporal_patch_size": _number(body.get("temporal_patch_size", default.temporal)),
     }
     files.must_agree(sizes, "vision_config")
     if _number(body.get("in_channels", body.get("in_chans", 3))) != 3:  # noqa: PLR2004 red, green, blue
         msg = "vision_config.in_channels must be 3"
         raise ConfigError(msg)
-    video = files.video
-    tile = (
-        0
-        if not default.tile
-        else _side(body.get("image_size", default.tile), sizes["patch_size"] * sizes["merge_size"])
-    )
+    video, tile = files.video, 0
+    if default.tile:
+        tile = _side(body.get("image_size", default.tile), patch * merge)
+        files.must_be_square(tile)
     return replace(
         default,
-        patch=sizes["patch_size"],
-        merge=sizes["merge_size"],
+        patch=patch,
+        merge=merge,
         temporal=sizes["temporal_patch_size"],
         mean=files.channels("image_mean", default.mean),
         std=files.channels("image_std", default.std),

@@ -47,7 +47,8 @@ def process(
     raw = read_source(source, name, settings.limits, deadline)
     if kind not in family.kinds:
         taken = ", ".join(family.kinds)
-        raw.refuse(f"a {family.model_type} model takes no {kind}; it takes {taken}")
+        why = f" here ({family.spec.absent[kind]})" if kind in family.spec.absent else ""
+        raw.refuse(f"a {family.model_type} model takes no {kind}{why}; it takes {taken}")
     check_settings(settings, family)
     if end is not None and not 0 <= start < end:
         raw.refuse(f"the part from {start:g} s to {end:g} s is empty")

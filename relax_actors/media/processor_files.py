@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 from relax_actors.errors import ConfigError
-from relax_actors.media.families import FAMILIES
+from relax_actors.media.families import FAMILIES, VisionSpec
 
 SOUND = "WhisperFeatureExtractor"
 _KNOWN = [spec.processors for spec in FAMILIES.values()]
@@ -23,7 +24,10 @@ CLASSES = {
     "feature_extractor_type": {SOUND},
 }
 """Known classes by the field that names them."""
-ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "dither": 0.0}
+ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_pan_and_scan": False, "dither": 0.0}
+"""Settings that must have these values, if a file has them."""
+RESAMPLE = {"bilinear": 2, "bicubic": 3}
+"""Numbers of PIL for `VisionSpec.resampling`."""
 RESCALE = 1 / 255
 MOST_TILES = 64
 FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
@@ -69,6 +73,13 @@ class ProcessorFiles:
         high = part.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or default[1]
         return int(low), int(high)
 
+    def must_be_square(self, side: int) -> None:
+        """Check that images become squares of so many pixels a side; raises ConfigError if they do not."""
+        size = self.image.get("size") or {}
+        if any(size.get(name, side) != side for name in ("height", "width")):
+            msg = f"{self.where}: size of its processor is {size}, and its model (vision_config) reads {side} x {side}"
+            raise ConfigError(msg)
+
     def tiles(self, default: tuple[int, int]) -> tuple[int, int]:
         """Return the least and the most tiles of an image; raises ConfigError for too many."""
         least, most = (
@@ -80,8 +91,9 @@ class ProcessorFiles:
         return least, most
 
 
-def read_processor_files(folder: Path) -> ProcessorFiles:
-    """Read a folder's processor files; raises ConfigError for malformed and unsupported ones."""
+def read_processor_files(folder: Path, vision: VisionSpec | None) -> ProcessorFiles:
+    """Read the processor files of a model; raises ConfigError for malformed and unsupported ones."""
+    fixed = ALWAYS | ({} if vision is None else {"resample": RESAMPLE[vision.resampling]})
     read = {name: _read(folder / name) for name in FILES if (folder / name).exists()}
     first = read.get("preprocessor_config.json", {})
     whole = read.get("processor_config.json", {})
@@ -90,9 +102,9 @@ def read_processor_files(folder: Path) -> ProcessorFiles:
     video = whole.get("video_processor") or read.get("video_preprocessor_config.json") or image
     sound = whole.get("feature_extractor") or (first if "feature_extractor_type" in first else {})
     for name, part in read.items():
-        _check(folder / name, part)
+        _check(folder / name, part, fixed)
     for part in (image, video, sound):
-        _check(folder / ("processor_config.json" if whole else FILES[0]), part)
+        _check(folder / ("processor_config.json" if whole else FILES[0]), part, fixed)
     return ProcessorFiles(str(folder), image, video, sound)
 
 
@@ -108,15 +120,15 @@ def _read(path: Path) -> dict[str, Any]:
     return body
 
 
-def _check(path: Path, part: dict[str, Any]) -> None:
-    """Check the classes and the fixed settings of one processor."""
+def _check(path: Path, part: dict[str, Any], fixed: Mapping[str, Any]) -> None:
+    """Check the classes and the `fixed` settings of one processor."""
     for key, known in CLASSES.items():
         if (name := part.get(key)) is not None and name not in known:
             msg = f"{path}: {key} = {name!r} is not supported; supported are {', '.join(sorted(known))}"
             raise ConfigError(msg)
-    for key, value in ALWAYS.items():
-        if part.get(key, value) != value:
-            msg = f"{path}: {key} = {part[key]!r} is not supported; it must be {value!r}"
+    for key, value in fixed.items():
+        if (given := part.get(key)) is not None and given != value:
+            msg = f"{path}: {key} = {given!r} is not supported; it must be {value!r}"
             raise ConfigError(msg)
     if abs(part.get("rescale_factor", RESCALE) - RESCALE) > 1e-9:  # noqa: PLR2004 the rounding of JSON
         msg = f"{path}: rescale_factor = {part['rescale_factor']!r} is not supported; it must be 1/255"

@@ -9,7 +9,7 @@ from typing import Any
 from relax_actors.config.media import ImageSection, MediaSection, VideoSection
 from relax_actors.media.families import VisionSpec
 from relax_actors.media.family import Family
-from relax_actors.media.processor_files import SOUND
+from relax_actors.media.processor_files import RESAMPLE, SOUND
 from relax_actors.messages.media import VIDEO
 
 
@@ -30,6 +30,9 @@ def write_processor_files(folder: Path, family: Family, settings: MediaSection) 
         vision = family.vision
         image = of_all | {"image_processor_type": processors.image}
         _write(folder / "preprocessor_config.json", image | _image(vision, settings.image))
+        if family.spec.decoder.joins_images:
+            tokens = (vision.tile // vision.factor) ** 2
+            _write(folder / "processor_config.json", of_all | {"image_seq_length": tokens})
         if VIDEO in family.kinds:
             video = {"video_processor_type": processors.video} | _video(vision, settings.video)
             _write(folder / "video_preprocessor_config.json", video)
@@ -39,8 +42,9 @@ def write_processor_files(folder: Path, family: Family, settings: MediaSection) 
 
 def _image(spec: VisionSpec, settings: ImageSection) -> dict[str, Any]:
     if spec.tile:
-        tiles = {"crop_to_patches": True, "min_patches": spec.tiles[0], "max_patches": spec.tiles[1]}
-        channels = {"image_mean": list(spec.mean), "image_std": list(spec.std)}
+        least, most = spec.tiles
+        tiles = {"crop_to_patches": True, "min_patches": least, "max_patches": most} if most > 1 else {}
+        channels = {"image_mean": list(spec.mean), "image_std": list(spec.std), "resample": RESAMPLE[spec.resampling]}
         return channels | tiles | {"size": {"height": spec.tile, "width": spec.tile}}
     return _patches(spec) | _size(spec.image_pixels, settings.min_pixels, settings.max_pixels)
 

@@ -21,14 +21,15 @@ class Written:
 
 
 def missing_characters(tokenizer: Tokenizer, template: str) -> str:
-    """Return the characters of timestamps that a tokenizer lacks; empty if none."""
+    """Return the characters of timestamps, or of another text, that a tokenizer lacks; empty if none."""
     written = template.format(seconds=_ALL_DIGITS)
-    if _writes(tokenizer, written):
+    if writes(tokenizer, written):
         return ""
-    return "".join(character for character in dict.fromkeys(written) if not _writes(tokenizer, character))
+    return "".join(character for character in dict.fromkeys(written) if not writes(tokenizer, character))
 
 
-def _writes(tokenizer: Tokenizer, text: str) -> bool:
+def writes(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether a tokenizer has tokens for all characters of a text."""
     try:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
     except Exception:  # noqa: BLE001 the Rust library raises bare Exception for text outside of the alphabet
@@ -52,7 +53,7 @@ class Timestamps:
             RowError: the tokenizer cannot write the time.
         """
         text = self._template.format(seconds=seconds)
-        if not _writes(self._tokenizer, text):
+        if not writes(self._tokenizer, text):
             missing = missing_characters(self._tokenizer, self._template)
             msg = (
                 f"the model's tokenizer cannot write the timestamp {text!r} of a video; add the characters of "

@@ -25,14 +25,16 @@ def image_features(source: Source, spec: VisionSpec, settings: ImageSection) -> 
 def _tiled(image: np.ndarray, spec: VisionSpec) -> np.ndarray:
     """Return the tiles of an image from left to right and top to bottom, then the whole, `[tiles, side, side, 3]`."""
     side, (rows, columns) = spec.tile, arrangement(image.shape[0], image.shape[1], spec)
-    canvas = resize(image, (rows * side, columns * side))
+    canvas = resize(image, (rows * side, columns * side), spec.resampling)
     cut = canvas.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4).reshape(-1, side, side, 3)
-    return cut if len(cut) == 1 else np.concatenate([cut, resize(image, (side, side))[None]])
+    return cut if len(cut) == 1 else np.concatenate([cut, resize(image, (side, side), spec.resampling)[None]])
 
 
 def features_of_image(image: np.ndarray, spec: VisionSpec, settings: ImageSection) -> Features:
     """Return the features of a decoded image, [height, width, 3] uint8."""
-    frames = _tiled(image, spec) if spec.tile else resize(image, image_size(image, spec, settings))[None]
+    frames = (
+        _tiled(image, spec) if spec.tile else resize(image, image_size(image, spec, settings), spec.resampling)[None]
+    )
     patches, grid = to_patches(frames, spec, temporal=1)
     return Features(IMAGE, patches, grid, width=image.shape[1], height=image.shape[0])
 
@@ -82,13 +84,13 @@ def _averaged(seconds: np.ndarray, temporal: int) -> tuple[float, ...]:
     return tuple((filled[i] + filled[i + temporal - 1]) / 2 for i in range(0, len(filled), temporal))
 
 
-def resize(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize a frame [height, width, 3] uint8, bit-equal to torchvision's bicubic."""
+def resize(frame: np.ndarray, size: tuple[int, int], mode: str = "bicubic") -> np.ndarray:
+    """Resize a frame [height, width, 3] uint8, bit-equal to torchvision's bicubic or bilinear."""
     if frame.shape[:2] == size:
         return frame
     # A view with the channels last takes the fast path of torch for uint8.
     pixels = torch.from_numpy(frame).permute(2, 0, 1)[None]
-    scaled = torch.nn.functional.interpolate(pixels, size=size, mode="bicubic", antialias=True)
+    scaled = torch.nn.functional.interpolate(pixels, size=size, mode=mode, antialias=True)
     return np.asarray(scaled[0].permute(1, 2, 0))
 
 

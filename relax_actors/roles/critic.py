@@ -9,7 +9,7 @@ the rows of a step until a checkpoint of the critic covers it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -257,8 +257,10 @@ class Critic(StatefulRole):
         shares = config.trainer.shares_prefixes
         lengths = [computed_lengths(trajectory, share_prefixes=shares) for _, trajectory in rows]
         max_tokens = 1 if config.run.deterministic else config.trainer.max_tokens_per_microbatch
-        for part in split_rows(lengths, max_tokens=max_tokens):
-            self._write_values(rows[part.start : part.stop])
+        with ExitStack() as turn:
+            for part in split_rows(lengths, max_tokens=max_tokens):
+                self.context.continue_turn(turn)
+                self._write_values(rows[part.start : part.stop])
         return True
 
     def _end_unusable(self, due: list[RowId], trajectories: Sequence[Trajectory | RelaxError]) -> None:

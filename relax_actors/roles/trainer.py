@@ -9,7 +9,7 @@ incarnation means that this trainer has been replaced: it exits.
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -198,8 +198,17 @@ class Trainer(StatefulRole):
         return set.intersection(*(arrived.get(name, set()) for name in self._required_columns))
 
     def _train_ready_steps(self) -> None:
+        # Steps that are ready together take one turn of a shared device.
+        with ExitStack() as turn:
+            self._train_steps(turn)
+        step = self.version
+        ready = len(self._ready(step))
+        self.context.report_waiting(f"rows of step {step}: {ready} of {self._ledger.rows_of(step)} are ready")
+
+    def _train_steps(self, turn: ExitStack) -> None:
         while self.version < self.context.config.run.steps and not self.context.stopping():
             if self.version in self._ledger.batches:
+                self.context.continue_turn(turn)
                 self._replay(self.version, self._ledger.batches[self.version])
                 continue
             if not self._feed.has_begun:
@@ -207,10 +216,8 @@ class Trainer(StatefulRole):
             rows = self._rows_of(self.version)
             if rows is None:
                 break
+            self.context.continue_turn(turn)
             self._train(self.version, rows)
-        step = self.version
-        ready = len(self._ready(step))
-        self.context.report_waiting(f"rows of step {step}: {ready} of {self._ledger.rows_of(step)} are ready")
 
     def _rows_of(self, step: int) -> StepRows | None:
         """Return the step's rows once every slot has a usable one; end the unusable rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +41,10 @@ class Context:
         node_folder: folder of the actor's node, which is the run's folder on the node of `relax up`.
         device_lock: context manager in which the actor may compute. Where roles share a device, entering it waits
             until no other actor holds the device.
+        yields_device: whether the actor must take no further work in, because another actor's turn on the device is
+            due; thread-safe.
+        has_work: whether rows or cells wait for the actor, which keeps a shared device meanwhile; set by the pump,
+            thread-safe.
         backlog: rows that must wait for the role before this actor gets any, where its node is marked as spot; else 0.
         on_trial: whether an operation judges the actor's code: until its first row succeeds, a failure ends the process
             and blames no row.
@@ -65,6 +69,8 @@ class Context:
     node_folder: Path = Path()
     device_lock: Callable[[], AbstractContextManager[None]] = nullcontext
     shares_memory: Callable[[object], None] = field(default=lambda _: None)
+    yields_device: Callable[[], bool] = field(default=lambda: False)
+    has_work: Callable[[], bool] = field(default=lambda: False)
     backlog: int = 0
     on_trial: bool = False
 
@@ -72,6 +78,12 @@ class Context:
     def shares_device(self) -> bool:
         """Whether other roles compute on the actor's device."""
         return self.device_lock is not nullcontext
+
+    def continue_turn(self, turn: ExitStack) -> None:
+        """Hold the device until `turn` is closed; give it up before that if another actor's turn is due."""
+        if self.yields_device():
+            turn.close()
+        turn.enter_context(self.device_lock())
 
     @property
     def author(self) -> str:

@@ -4,10 +4,11 @@ Invariant: at most one process holds a device. The kernel releases the locks whe
 The next waiter of a device also holds a second lock, so that the actor that just released the device cannot take it
 again first.
 
-An engine that can leave the device (`ReleasesMemory`) stays on it after its turn as long as nobody waits, and leaves
-it before the locks are released: the memory of a device is that of one holder, and an actor that computes again and
-again pays nothing. Several devices are taken in the order of their paths, and several engines of an actor leave in the
-order in which they were added and return in the opposite one.
+An engine that can leave the device (`ReleasesMemory`) stays on it as long as nobody waits, and leaves it before the
+locks are released: the memory of a device is that of one holder, and an actor that computes again and again pays
+nothing. Since a move costs seconds, a turn also lasts while the holder has work (`Context.has_work`), up to a bound
+once another actor waits. Several devices are taken in the order of their paths, and several engines of an actor leave
+in the order in which they were added and return in the opposite one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from broker.files import open_lock
-from relax_actors.config import Config
-from relax_actors.devices.binding import leased_devices
 from relax_actors.errors import ActorError, StoreFullError
 from relax_actors.runtime.context import Context
-from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.runtime.device_files import Device, try_lock, unlock
 
 REPORT_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.005
@@ -57,40 +55,6 @@ class ReleasesMemory(Protocol):
         """Move them back; return their bytes."""
 
 
-def device_locks(config: Config, role: str) -> list[Path]:
-    """Return the lock files of the devices that this process shares."""
-    device = config.placement.device_of(role)
-    names = () if device is None else leased_devices() or (str(device),)
-    return [RunFolder(config.folder).device_lock(name) for name in names]
-
-
-def is_held_by(paths: Sequence[Path], actor: str) -> bool:
-    """Return whether an actor, as `<role>.<n>`, holds all of some devices now."""
-    devices = [_Device(path) for path in paths]
-    try:
-        return all(
-            device.holder.startswith(f"{actor}#") and not (_try_lock(device.lock) and _unlock(device.lock))
-            for device in devices
-        )
-    finally:
-        for device in devices:
-            device.close()
-
-
-@contextmanager
-def kept_free(paths: Sequence[Path], holder: str) -> Iterator[None]:
-    """Let nobody take those of some devices that nobody holds, within the block; `holder` is who keeps them free."""
-    devices = [_Device(path) for path in paths]
-    try:
-        for device in devices:
-            if _try_lock(device.lock):
-                os.pwrite(device.lock, holder.encode().ljust(80), 0)
-        yield
-    finally:
-        for device in devices:
-            device.close()
-
-
 @dataclass(slots=True)
 class Moves:
     """Moves of memory in one direction: number, seconds, and bytes of the last one."""
@@ -114,17 +78,21 @@ class DeviceLock:
     Args:
         paths: the devices' lock files, in an order that all actors share; a second lock file is created beside each.
         context: the actor's context. Waiting counts as progress; long waits are reported in events.
-        patience: seconds to wait before giving up.
+        patience: seconds for which one other actor may hold a device before waiting for it fails.
+        turn: seconds for which an actor with more work keeps the devices from those that wait, if its memory leaves.
         folder: folder of the files that engines move their memory to; None for host memory.
     """
 
-    def __init__(self, paths: Sequence[Path], context: Context, patience: float, *, folder: Path | None = None) -> None:
-        self._context, self._patience, self._folder = context, patience, folder
-        self._devices = [_Device(path) for path in paths]
+    def __init__(
+        self, paths: Sequence[Path], context: Context, patience: float, *, turn: float = 0.0, folder: Path | None = None
+    ) -> None:
+        self._context, self._patience, self._turn_seconds, self._folder = context, patience, turn, folder
+        self._devices = [Device(path) for path in paths]
         self._engines: list[ReleasesMemory] = []
         # Guards what follows: a thread hands the devices over while the actor does not compute.
         self._turn = threading.Lock()
         self._holds, self._computing = False, 0
+        self._wanted_since: float | None = None
         self._closed = threading.Event()
         self.waited_seconds = 0.0
         self.released, self.resumed = Moves(), Moves()
@@ -146,7 +114,7 @@ class DeviceLock:
         """Wait for the devices and hold them until the end of the block; blocks may nest.
 
         Raises:
-            ActorError: they were not free for `patience` seconds.
+            ActorError: another actor held one of them for `patience` seconds.
         """
         with self._turn:
             if not self._holds:
@@ -157,12 +125,16 @@ class DeviceLock:
         finally:
             with self._turn:
                 self._computing -= 1
-                if not self._computing and (not self._engines or self._is_wanted()):
+                if not self._computing and (not self._engines or self._ends_turn()):
                     self._hand_over()
+
+    def is_due(self) -> bool:
+        """Return whether another actor's turn is due, so that the holder takes no further work. Thread-safe."""
+        return self._is_wanted() and (not self._engines or self._is_overdue())
 
     def _take(self) -> None:
         began = time.monotonic()
-        taken: list[_Device] = []
+        taken: list[Device] = []
         try:
             for device in self._devices:
                 self._wait(device, device.next, began)
@@ -242,41 +214,53 @@ class DeviceLock:
                 self._release(self._engines)
                 self._context.journal.metric({"kind": "turn", **self.metrics()})
         finally:
-            self._holds = False
+            self._holds, self._wanted_since = False, None
             for device in self._devices:
                 fcntl.flock(device.lock, fcntl.LOCK_UN)
 
     def _is_wanted(self) -> bool:
-        """Return whether another actor waits for one of the devices."""
-        return not all(_try_lock(device.next) and _unlock(device.next) for device in self._devices)
+        """Return whether another actor waits for one of the devices; notes since when."""
+        if all(try_lock(device.next) and unlock(device.next) for device in self._devices):
+            self._wanted_since = None
+            return False
+        self._wanted_since = self._wanted_since or time.monotonic()
+        return True
+
+    def _is_overdue(self) -> bool:
+        since = self._wanted_since
+        return since is not None and time.monotonic() - since >= self._turn_seconds
+
+    def _ends_turn(self) -> bool:
+        """Return whether another actor waits, and this one has no more work or has kept it waiting for long."""
+        return self._is_wanted() and (self._is_overdue() or not self._context.has_work())
 
     def _watch(self) -> None:
-        """Hand the devices over when another actor waits and this one does not compute."""
+        """Hand the devices over when the turn has ended and this actor does not compute."""
         while not self._closed.wait(WATCH_SECONDS):
             try:
                 with self._turn:
-                    if self._holds and not self._computing and self._is_wanted():
+                    if self._holds and self._ends_turn() and not self._computing:
                         self._hand_over()
             except BaseException as error:  # noqa: BLE001 ends the process with the error as the reason
                 self._context.fail(error)
                 return
 
-    def _wait(self, device: _Device, lock: int, began: float) -> None:
-        pause, reported_at = FIRST_PAUSE, began
-        while not _try_lock(lock):
+    def _wait(self, device: Device, lock: int, began: float) -> None:
+        pause, reported_at, holder, held_since = FIRST_PAUSE, began, device.holder, time.monotonic()
+        while not try_lock(lock):
             now = time.monotonic()
-            if now - began > self._patience:
+            if device.holder != holder:
+                holder, held_since = device.holder, now
+            if now - held_since > self._patience:
                 msg = (
-                    f"device {device.name} was not free for {now - began:.0f} s, {device.holder} holds it; "
+                    f"device {device.name} was not free for {now - held_since:.0f} s, {holder} holds it; "
                     "raise placement.patience if it computes for that long"
                 )
                 raise ActorError(msg)
             if now - reported_at > REPORT_SECONDS:
                 reported_at = now
                 seconds = round(now - began, 1)
-                self._context.journal.event(
-                    "waiting_for_device", device=device.name, holder=device.holder, seconds=seconds
-                )
+                self._context.journal.event("waiting_for_device", device=device.name, holder=holder, seconds=seconds)
             self._context.progress()
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -301,34 +285,3 @@ class DeviceLock:
             for device in self._devices:
                 device.close()
             self._devices = []
-
-
-class _Device:
-    """Lock files of a device: that of its holder, and that of the next one."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.name = path.stem
-        self.lock, self.next = open_lock(path), open_lock(path.with_suffix(".next"))
-
-    @property
-    def holder(self) -> str:
-        return os.pread(self.lock, 80, 0).decode(errors="replace").strip() or "nobody"
-
-    def close(self) -> None:
-        """Close the files, which gives up their locks."""
-        os.close(self.lock)
-        os.close(self.next)
-
-
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _unlock(lock: int) -> bool:
-    fcntl.flock(lock, fcntl.LOCK_UN)
-    return True

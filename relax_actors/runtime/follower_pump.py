@@ -38,6 +38,7 @@ class FollowerPump(Pump[Recover | TakeCells]):
         self._consumer = OrderedConsumer(
             table.connection, table.subjects.table_stream, [], durable=consumer, before_reset=self._check_fence
         )
+        self.context.has_work = lambda: self._consumer.has_messages
         self._batches = self._consumer.batches(tick=TICK)
 
     @property

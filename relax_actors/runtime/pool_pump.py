@@ -7,6 +7,7 @@ acknowledgement deadline is extended while its row is handled; the watchdog ends
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -30,6 +31,8 @@ from relax_actors.runtime.role_actor import HandleRows, RoleActor, Serve
 from relax_actors.runtime.watchdog import Watchdog
 
 PATIENCE = 5.0
+WRITE_SECONDS = 5.0
+"""Seconds of writing results for which an actor keeps a shared device for its next rows."""
 FINISH_SECONDS = 0.5
 """Seconds for a result, or for the count of a returned row, to be stored before the row is returned."""
 
@@ -46,7 +49,8 @@ class PoolPump(Pump[list[Msg]]):
         self._jobs: list[Job] = []
         self._accepts_more = False
         self._wanted = False
-        self.context.wake = self._wake_from_thread
+        self._handles, self._writes_until = False, float("inf")
+        self.context.wake, self.context.has_work = self._wake_from_thread, self._has_work
         self._renewing: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._finishing: set[asyncio.Task[None]] = set()
@@ -86,8 +90,7 @@ class PoolPump(Pump[list[Msg]]):
         await self._suspects.examine(work)
         alone = self._fetched = [message for message in work if message in self._suspects]
         together = [message for message in work if message not in alone]
-        # An actor that shares its device takes no further rows in, so that it releases the device after its batch.
-        await self._process(together, accept_more=not (alone or self.context.shares_device))
+        await self._process(together, accept_more=not alone)
         # A row that may have killed an actor cannot blame its neighbours if it has none.
         for message in alone:
             await self._process([message])
@@ -155,6 +158,7 @@ class PoolPump(Pump[list[Msg]]):
             credit,
             self.watch.record_delivery,
             prefetch=prefetch,
+            asks=self.context.shares_device,
             backlog=None if overflow is None else lambda: overflow.backlog,
         )
         await pull.start()
@@ -192,10 +196,12 @@ class PoolPump(Pump[list[Msg]]):
             return
         self._accepts_more = accept_more
         try:
+            self._handles = True
             if jobs := await self._join_all(messages):
                 try:
                     self._schedule_finish(await self.actor.ask(HandleRows(jobs, self), block=False))
                 finally:
+                    self._handles, self._writes_until = False, time.monotonic() + WRITE_SECONDS
                     # Jobs reported before the answer have been scheduled before it.
                     await asyncio.gather(*self._finishing)
                 self.watch.start_waiting(self._idle_reason)
@@ -203,6 +209,7 @@ class PoolPump(Pump[list[Msg]]):
             self.context.fail(error)
         finally:
             self._jobs, self._finishing, self._accepts_more = [], set(), False
+            self._handles, self._writes_until = False, float("inf")
 
     async def _join_all(self, messages: list[Msg]) -> list[Job]:
         self._fetched = self._fetched + messages
@@ -218,11 +225,23 @@ class PoolPump(Pump[list[Msg]]):
         """Whether prefetched rows wait. Called in the role's thread."""
         return self._pull is not None and bool(self._pull.buffered)
 
+    def _has_work(self) -> bool:
+        """Whether rows are in hand, or may wait at the consumer."""
+        if time.monotonic() > self._writes_until:
+            return False  # a full store becomes free when the trainer goes on
+        if self._handles or self._fetched:
+            return True
+        pull, is_connected = self._pull, self.table.connection.nc.is_connected
+        return pull is not None and is_connected and not (pull.is_drained or self.context.stopping())
+
     def take_more(self, most: int) -> list[Job]:
         """Take up to `most` rows that have arrived; called in the role's thread."""
         pull = self._pull
         # Cheap test first: a generating role asks between any two tokens.
         if pull is None or most < 1 or not self._accepts_more or pull.is_requested(most):
+            return []
+        # The batch drains, so that the actor releases its device.
+        if self.context.yields_device():
             return []
         return self.table.connection.call(self._take_more_async(pull, most), CALL_DEADLINE)
 

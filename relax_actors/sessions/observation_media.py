@@ -74,7 +74,7 @@ class ObservationMedia:
         self._downloads = Downloads(config.media, store, progress)
         self._preparer, self._progress = MediaPreparer(config, store), progress
         self.family = self._preparer.family
-        self.placeholders = [self.family.ids[kind] for kind in self.family.kinds]
+        self.placeholders = [*self.family.marks.values()]
 
     def admit(self, media: Sequence[Medium], row: RowId, where: str) -> list[MediaSource]:
         """Copy media to the store; files must lie in a folder that [media] allows.

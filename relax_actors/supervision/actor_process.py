@@ -37,7 +37,8 @@ from relax_actors.isolation.orphans import ZombieReaper
 from relax_actors.roles import make_role, section_of
 from relax_actors.runtime import Context, Role, StatefulRole, logs
 from relax_actors.runtime.blackbox import BlackBox
-from relax_actors.runtime.device_lock import DeviceLock, device_locks
+from relax_actors.runtime.device_files import device_locks
+from relax_actors.runtime.device_lock import DeviceLock
 from relax_actors.runtime.exit_codes import (
     EXIT_ALL_ROWS_FAILED,
     EXIT_BLAMELESS,
@@ -133,7 +134,9 @@ class ActorProcess:
         if paths := device_locks(self.config, self.role_name):
             placement = self.config.placement
             folder = paths[0].parent if placement.release == "disk" else None
-            context.device_lock = self.device_lock = DeviceLock(paths, context, placement.patience, folder=folder)
+            lock = DeviceLock(paths, context, placement.patience, turn=placement.longest_turn, folder=folder)
+            context.device_lock = self.device_lock = lock
+            context.yields_device = lock.is_due
             if placement.release != "none":
                 context.shares_memory = self.device_lock.add
         return context

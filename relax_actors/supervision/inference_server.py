@@ -27,7 +27,7 @@ from relax_actors.engines.protocols.server import ServerRecord, ServerSpec, answ
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.isolation.proc import process
 from relax_actors.runtime.blackbox import BlackBox
-from relax_actors.runtime.device_lock import device_locks, is_held_by, kept_free
+from relax_actors.runtime.device_files import device_locks, is_held_by, kept_free
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.outcome import StatusPipe

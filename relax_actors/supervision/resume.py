@@ -39,6 +39,7 @@ OPERATIONAL = (
     "media.max_concurrent_rows",
     "media.urls.*",
     "placement.patience",
+    "placement.turn",
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
     "trainer.async_checkpoints",

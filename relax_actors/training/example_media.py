@@ -39,7 +39,7 @@ class ExampleMedia:
         self._preparer, self._progress, self.folder = MediaPreparer(config, store), progress, ""
         self._downloads = Downloads(config.media, store, progress)
         self.family = self._preparer.family
-        self._placeholders = [self.family.ids[kind] for kind in self.family.kinds]
+        self._placeholders = [*self.family.marks.values()]
 
     def expand(self, example: Example, sources: Sequence[MediaSource]) -> Example:
         """Return an example in which each medium has all its placeholders, none of which is trained.

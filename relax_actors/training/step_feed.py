@@ -72,7 +72,8 @@ class StepFeed:
         )
         # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
         whole = needs_whole_step(config.algorithm) or config.trainer.updates > 1
-        self._streams = config.trainer.stream and not whole
+        # Each part of a step would be a turn of its own.
+        self._streams = config.trainer.stream and not whole and not config.placement.leaves_device(section)
         # Steps in which the policy waits for its critic.
         self._skipped = 0 if config.critic is None else config.critic.warmup_steps
         self.statistics = StepAdvantages(config.algorithm)

@@ -134,8 +134,8 @@ class TensorFile:
     """Safetensors file whose tensors are written one at a time, in any order.
 
     A file that is there is replaced, so a process that has mapped it keeps its tensors. `forms` are of all tensors, by
-    name. An open descriptor in place of a path stays open. `parts` returns the tensors that a header for other readers
-    has in place of one: successive rows of it, on any device; `mapped` reads the whole ones.
+    name. An open descriptor in place of a path stays open. `named` returns what the header has in place of tensors, on
+    any device and in their order: the same under other names, or successive rows; `mapped` reads the whole ones.
 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.
@@ -146,17 +146,17 @@ class TensorFile:
         path: Path | int,
         forms: Mapping[str, TensorForm],
         metadata: Mapping[str, str] | None = None,
-        parts: Callable[[str, Tensor], Mapping[str, Tensor]] | None = None,
+        named: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
     ) -> None:
         # Every tensor is aligned to its elements if the wider ones come first.
         ordered = dict(sorted(forms.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
         header = whole = _header(ordered)
         extra = dict(metadata or {})
-        if parts is not None:
+        if named is not None:
             empty = {name: torch.empty(form.shape, dtype=form.dtype, device="meta") for name, form in ordered.items()}
-            named = {part: TensorForm.of(t) for name in empty for part, t in parts(name, empty[name]).items()}
-            if named != ordered:
-                header, extra[WHOLE_KEY] = _header(named), json.dumps(whole, separators=(",", ":"))
+            parts = {name: TensorForm.of(tensor) for name, tensor in named(empty).items()}
+            if parts != ordered:
+                header, extra[WHOLE_KEY] = _header(parts), json.dumps(whole, separators=(",", ":"))
         text = json.dumps(({"__metadata__": extra} if extra else {}) | header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self._begin = 8 + len(text)

@@ -9,7 +9,7 @@ from torch import Tensor
 from relax_actors.errors import StoreError
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
-from relax_actors.weights.node_sets import NodeSets
+from relax_actors.weights.node_sets import Named, NodeSets
 from relax_actors.weights.protocols import WeightUpdate
 
 Forms = Mapping[str, weights.TensorForm]
@@ -18,14 +18,14 @@ Forms = Mapping[str, weights.TensorForm]
 class HostCopy:
     """Weights of one version in the published dtype; implements `WeightCopy`.
 
-    With `sets` the copy is one that the actors of a node share. Otherwise it is this process's: of a full set, the
-    mapped files themselves.
+    With `sets` the copy is one that the actors of a node share, in a file with the names of `named`; see `TensorFile`.
+    Otherwise it is this process's: of a full set, the mapped files themselves.
 
     Invariant: the copy is empty, or its tensors have the published fingerprint. They do not change.
     """
 
-    def __init__(self, sets: NodeSets | None = None) -> None:
-        self._sets = sets
+    def __init__(self, sets: NodeSets | None = None, named: Named | None = None) -> None:
+        self._sets, self._named = sets, named
         self.version: int | None = None
         self.fingerprint = ""
         self.tensors: Mapping[str, Tensor] = {}
@@ -48,7 +48,7 @@ class HostCopy:
             advanced: Mapping[str, Tensor] = dict(source()[1])
             weights.check(advanced, last.version, last.fingerprint)
         else:
-            advanced = self._sets.hold(last.version, last.fingerprint, source, self._sets.parts)
+            advanced = self._sets.hold(last.version, last.fingerprint, source, self._named)
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, advanced
 
 

@@ -38,7 +38,7 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SE
 POLL_SECONDS, PATIENCE_SECONDS = 0.01, 600.0
 log = structlog.get_logger()
 
-Parts: TypeAlias = Callable[[str, Tensor], Mapping[str, Tensor]]
+Named: TypeAlias = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 Source: TypeAlias = Callable[[], tuple[Mapping[str, weights.TensorForm], Iterator[tuple[str, Tensor]]]]
 """Returns the forms of the tensors of a set, and the tensors one after the other."""
 
@@ -70,19 +70,11 @@ class NodeSets:
     Args:
         room: folder that the processes of the node share, and no other machine or container.
         in_memory: whether sets that it makes are in memory; otherwise in files of the room.
-        parts: names in the files of published sets, see `TensorFile`; files with other names are not shared.
         patience: seconds to wait for a process that makes a set.
     """
 
-    def __init__(
-        self,
-        room: Path,
-        *,
-        in_memory: bool = True,
-        parts: Parts | None = None,
-        patience: float = PATIENCE_SECONDS,
-    ) -> None:
-        self._room, self._in_memory, self.parts, self._patience = room, in_memory, parts, patience
+    def __init__(self, room: Path, *, in_memory: bool = True, patience: float = PATIENCE_SECONDS) -> None:
+        self._room, self._in_memory, self._patience = room, in_memory, patience
         self._changing = threading.Lock()
         self._held: weakref.WeakValueDictionary[str, NodeSet] = weakref.WeakValueDictionary()
         self._releases: list[weakref.finalize[..., NodeSet]] = []
@@ -91,8 +83,10 @@ class NodeSets:
         self._sweep()
         self._lock, self._folder = _own_folder(room)
 
-    def hold(self, version: int, fingerprint: str, source: Source, parts: Parts | None = None) -> NodeSet:
-        """Return a set that the node has, or make it of the tensors of `source`, with the names of `parts` in its file.
+    def hold(self, version: int, fingerprint: str, source: Source, named: Named | None = None) -> NodeSet:
+        """Return a set that the node has, or make it of the tensors of `source`.
+
+        `named` returns what the header of the file has in place of tensors, see `TensorFile`; without it any will do.
 
         Raises:
             StoreError: the tensors do not have the fingerprint.
@@ -107,9 +101,9 @@ class NodeSets:
             if (found := self._find(name, refused)) is None:
                 with self._turn(version):
                     if (found := self._find(name, refused)) is None:
-                        return self._make(name, fingerprint, source, parts)
+                        return self._make(name, fingerprint, source, named)
             refused.add(_identity(found))
-            if (joined := self._join(found, name, fingerprint, parts)) is not None:
+            if (joined := self._join(found, name, fingerprint, named)) is not None:
                 return joined
 
     def close(self) -> None:
@@ -136,7 +130,7 @@ class NodeSets:
             os.close(descriptor)
         return None
 
-    def _make(self, name: str, fingerprint: str, source: Source, parts: Parts | None) -> NodeSet:
+    def _make(self, name: str, fingerprint: str, source: Source, named: Named | None) -> NodeSet:
         path = self._folder / f"{name}.part"
         if self._in_memory:
             descriptor = os.memfd_create(f"{MEMORY}{_version(name)}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -144,22 +138,22 @@ class NodeSets:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             forms, tensors = source()
-            with weights.TensorFile(descriptor, forms, parts=parts) as file:
+            with weights.TensorFile(descriptor, forms, named=named) as file:
                 for tensor in tensors:
                     file.write(*tensor)
             if self._in_memory:
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-            return self._kept(descriptor, name, fingerprint, parts)
+            return self._kept(descriptor, name, fingerprint, named)
         except BaseException:
             os.close(descriptor)
             raise
         finally:
             path.unlink(missing_ok=True)
 
-    def _join(self, descriptor: int, name: str, fingerprint: str, parts: Parts | None) -> NodeSet | None:
+    def _join(self, descriptor: int, name: str, fingerprint: str, named: Named | None) -> NodeSet | None:
         """Hold a set that another process has made; None if it is gone, or is not what its name says."""
         try:
-            return self._kept(descriptor, name, fingerprint, parts)
+            return self._kept(descriptor, name, fingerprint, named)
         except FileNotFoundError:  # released meanwhile
             os.close(descriptor)
             return None
@@ -171,7 +165,7 @@ class NodeSets:
             os.close(descriptor)
             raise
 
-    def _kept(self, descriptor: int, name: str, fingerprint: str, parts: Parts | None) -> NodeSet:
+    def _kept(self, descriptor: int, name: str, fingerprint: str, named: Named | None) -> NodeSet:
         """Map a complete set, verify it, and link to it in the folder of this process, so that others find it.
 
         Raises:
@@ -181,7 +175,7 @@ class NodeSets:
         opened, in_memory = Path(f"/proc/self/fd/{descriptor}"), _is_sealed(descriptor)
         tensors, names = weights.mapped(opened)
         weights.check(tensors, _version(name), fingerprint)
-        if parts is not None and names != {part for item in tensors.items() for part in parts(*item)}:
+        if named is not None and names != set(named(tensors)):
             msg = "its names are those of another engine"
             raise StoreError(msg)
         with self._changing:

@@ -4,10 +4,10 @@
 with 1 if they differ. Victims, moments and pauses come from `--seed`; the moments are cells and files of the
 run that is killed, so that each kill meets it in the middle of something. `--algorithm` chooses the kind of run
 (`run_kinds.py`): `updates` makes several optimizer updates with each batch; `ppo` trains a critic, too, whose weights
-are compared as well; `images` trains a model that looks at pictures; `turns` trains with an environment, whose actor
-is killed, too, and counts turns that were generated again although they were written; `players` does so with two
-players; `sft`, `dpo` and `reward_model` train rows of the data, and `lora` an adapter. `--cluster` gives the killed
-run three servers with accounts, which are killed in turn.
+are compared as well; `images` and `squares` train a model that looks at pictures; `turns` trains with an environment,
+whose actor is killed, too, and counts turns that were generated again although they were written; `players` does so
+with two players; `sft`, `dpo` and `reward_model` train rows of the data, and `lora` an adapter. `--cluster` gives the
+killed run three servers with accounts, which are killed in turn.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def points_of(algorithm: str, *, cluster: bool = False) -> dict[str, tuple[int, 
     if algorithm in ROWS_OF_DATA:
         return EXAMPLE_POINTS | ({"reference.0": (5, REFERENCE_POINTS)} if algorithm == "dpo" else {})
     found = dict(POINTS) | ({"critic.0": (6, CRITIC_POINTS)} if algorithm == "ppo" else {})
-    if algorithm == "images":
+    if algorithm in ("images", "squares"):
         found["media.0"] = (8, MEDIA_POINTS)
     if algorithm in ("turns", "players"):
         found |= {"environment.0": (6, ENVIRONMENT_POINTS), "rollout.0": (8, TURN_POINTS)}

@@ -40,6 +40,18 @@ TURNS = (
 )
 
 
+SQUARES = (
+    """model.architecture={model_type = "gemma3", mm_tokens_per_image = 4,
+    text_config = {hidden_size = 32, intermediate_size = 64, num_hidden_layers = 2, num_attention_heads = 2,
+    max_position_embeddings = 128, sliding_window = 8, layer_types = ["sliding_attention", "full_attention"]},
+    vision_config = {hidden_size = 32, intermediate_size = 64, num_hidden_layers = 2, num_attention_heads = 2,
+    image_size = 32, patch_size = 8, vision_use_head = false}}""".replace("\n", ""),
+    'model.tokenizer.alphabet="0123456789>#<. second\\n"',
+    "media.image={}",
+    "media.video={}",
+)
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of run.
@@ -59,6 +71,7 @@ KINDS = {
     "turns": Kind(("environment.name=tiny_pick.Pick", *TURNS)),
     "players": Kind(("environment.name=tiny_duel.Duel", "environment.players=['solver', 'critic']", *TURNS)),
     "images": Kind(("trainer.max_tokens_per_microbatch=128",), IMAGES),
+    "squares": Kind(("trainer.max_tokens_per_microbatch=128", *SQUARES), IMAGES),
     "ppo": Kind((*UPDATES, "algorithm.name=ppo", "algorithm.kl.place=none", "critic.learning_rate=1e-3")),
     "sft": Kind((), EXAMPLES),
     "dpo": Kind(("algorithm.name=dpo", "data.function=tiny_tasks.pairs", "roles.reference.replicas=1"), EXAMPLES),

@@ -12,8 +12,9 @@ KILLS = 6
 
 
 @pytest.mark.slow
-def test_killed_run_with_images_ends_with_the_same_weights_and_leaves_no_media(tmp_path: Path) -> None:
-    text, tally, result, story = compare(tmp_path, KILLS, seed=2, algorithm="images")
+@pytest.mark.parametrize("kind", ["images", "squares"])
+def test_killed_run_with_images_ends_with_the_same_weights_and_leaves_no_media(tmp_path: Path, kind: str) -> None:
+    text, tally, result, story = compare(tmp_path, KILLS, seed=2, algorithm=kind)
     assert result["alone"] == result["weights_fingerprint"], text
     assert result["admitted"] == result["trained"]
     assert tally.by_victim["media.0"] > 0

@@ -42,6 +42,9 @@ def test_hybrid_separate_and_colocated_runs_end_with_the_same_weights(make_run: 
     assert run.folder.device_lock("0").read_text().strip() == "trainer.0#1"
     waited = {m["role"] for m in story_of(run).metrics if "device_wait_seconds" in m}
     assert waited == {"rollout", "reference", "trainer"}
+    # On-policy a step takes one turn of each role; those of the start come first.
+    turns = [metric["role"] for metric in story_of(run).metrics if metric.get("kind") == "turn"]
+    assert max(map(turns.count, waited)) <= 8 + 4, turns
 
 
 @pytest.mark.slow

@@ -41,6 +41,11 @@ ADAPTER = SUPPORT / "tiny_adapter.toml"
 SAMPLED = ("rollout.group_size=4", "rollout.max_tokens=6", "reward.function=tiny_tasks.share_of_sevens")
 """What a run that trains an adapter has besides, to sample its rows."""
 TURNS = ("placement.colocate=[['rollout', 'trainer']]", "rollout.sglang.weights=shared")
+QUANTISED = (
+    *(f"model.architecture.{name}=128" for name in ("hidden_size", "intermediate_size", "head_dim")),
+    "model.architecture.num_hidden_layers=1",
+    "rollout.sglang.quantization=fp8",
+)
 LONG = 600.0
 
 
@@ -108,13 +113,14 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("config", "more"),
-    [(TINY, ()), (IMAGES, ()), (ADAPTER, ()), (TINY, TURNS)],
-    ids=["text", "images", "adapter", "colocated"],
+    [(TINY, ()), (IMAGES, ()), (ADAPTER, ()), (TINY, TURNS), (TINY, QUANTISED)],
+    ids=["text", "images", "adapter", "colocated", "quantised"],
 )
 def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
     make_run: MakeRun, tmp_path: Path, config: Path, more: tuple[str, ...]
 ) -> None:
-    base = (f"model.path={base_folder(tmp_path)}", *SAMPLED) if config == ADAPTER else ()
+    base: tuple[str, ...] = (f"model.path={base_folder(tmp_path)}", *SAMPLED) if config == ADAPTER else ()
+    base += more if more == QUANTISED else ()  # the samples of another policy
     alone = make_run("calm", *ON_POLICY, *base, config=config).complete(LONG)["weights_fingerprint"]
     run = make_run("killed", *ON_POLICY, *base, *more, config=config).start()
     wait_for_cell(run, "batch.0", 400)  # the server has started

@@ -71,7 +71,9 @@ PROGRAMS = {
     "precision.py": Program(
         "--layers 1 --hidden 32 --vocabulary 64", (r"bfloat16", r"float16", r"float8", r"trained for 4 bits")
     ),
-    "ppo_vs_trl.py": Program("--steps 3 --warm-up 1 --repeats 1 --trl-python {python}", (r"completions",), ("trl",)),
+    "ppo_vs_trl.py": Program(
+        "--steps 3 --warm-up 1 --repeats 1 --trl-python {python}", (r"completions",), ("trl.experimental.ppo",)
+    ),
     "r3.py": Program("--backend torch --steps 2", (r"torch",)),
     "recompute.py": Program("--tokens 512 --layers 2 --hidden 32", (r"none: +\d+ MiB", r"full: +\d+ MiB")),
     "rank_recovery.py": Program(
@@ -108,8 +110,9 @@ PROGRAMS = {
 
 
 def missing(name: str) -> bool:
-    """Whether neither a module nor a program of this name is installed."""
-    return find_spec(name) is None and shutil.which(name) is None
+    """Whether neither a module nor a program of this name is installed; a module may be in a package."""
+    package = name.rpartition(".")[0]
+    return bool(package and missing(package)) or (find_spec(name) is None and shutil.which(name) is None)
 
 
 def test_every_program_has_an_entry() -> None:

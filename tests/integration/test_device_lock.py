@@ -16,7 +16,8 @@ import pytest
 
 from relax_actors.errors import ActorError
 from relax_actors.runtime import device_lock
-from relax_actors.runtime.device_lock import DeviceLock, is_held_by, kept_free
+from relax_actors.runtime.device_files import is_held_by, kept_free
+from relax_actors.runtime.device_lock import DeviceLock
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
 
@@ -28,7 +29,7 @@ from types import SimpleNamespace
 from relax_actors.runtime.device_lock import DeviceLock
 
 lock, name, seconds, log = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
-around = SimpleNamespace(author=name, progress=lambda: None, journal=None)
+around = SimpleNamespace(author=name, progress=lambda: None, journal=None, has_work=lambda: False)
 lock_device = DeviceLock([lock], around, 60)
 inside = lock.with_suffix(".inside")
 out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -180,7 +181,7 @@ def fail(error):
     raise SystemExit(repr(error))
 
 journal = SimpleNamespace(metric=lambda figures: None)
-context = SimpleNamespace(author=name, progress=lambda: None, journal=journal, fail=fail)
+context = SimpleNamespace(author=name, progress=lambda: None, journal=journal, fail=fail, has_work=lambda: False)
 lock_device = DeviceLock([Path(lock) for lock in locks], context, 60)
 lock_device.add(Engine())
 while True:
@@ -229,6 +230,74 @@ def test_idle_holder_hands_the_device_over(tmp_path: Path, make_context: MakeCon
     figures = mine.metrics()
     assert (figures["device_released_mib"], figures["device_resumed_mib"], figures["device_turns"]) == (5, 4, 2)
     mine.close()
+
+
+class Moves(list[str]):
+    """Engine that records when it leaves and returns."""
+
+    def release_memory(self, _: Path | None) -> int:
+        self.append("out")
+        return 0
+
+    def resume_memory(self) -> int:
+        self.append("in")
+        return 0
+
+
+def test_holder_with_work_keeps_the_device_until_it_has_none(tmp_path: Path, make_context: MakeContext) -> None:
+    context, moves, rows = make_context("rollout"), Moves(), [None] * 20
+    context.has_work = lambda: bool(rows)
+    mine = DeviceLock([tmp_path / "0.lock"], context, 30.0, turn=3600.0)
+    mine.add(moves)
+    with ExitStack() as stack:
+        with mine():
+            stack.enter_context(resident(tmp_path, "b", 0))
+            wait_until(lambda: waits(tmp_path / "0.lock"), "the other actor that waits")
+        while rows:
+            with mine():
+                assert (moves, log_of(tmp_path), mine.is_due()) == (["out", "in"], "", False)
+                rows.pop()
+        wait_until(lambda: "b" in log_of(tmp_path), "the turn of the other")
+    assert moves == ["out", "in", "out"]
+    mine.close()
+
+
+def test_holder_with_work_gives_the_device_up_once_another_has_waited_for_its_time(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    context, moves = make_context("rollout"), Moves()
+    context.has_work = lambda: True
+    mine = DeviceLock([tmp_path / "0.lock"], context, 30.0, turn=0.05)
+    mine.add(moves)
+    with mine():
+        assert not mine.is_due(), "nobody waits"
+        with resident(tmp_path, "b", 0):
+            wait_until(mine.is_due, "the end of the turn, while it computes")
+    with resident(tmp_path, "b", 0):
+        wait_until(lambda: "b" in log_of(tmp_path), "the turn of the other")
+    assert moves == ["out", "in", "out"]
+    mine.close()
+
+
+def test_patience_is_for_one_holder_and_not_for_all_turns_before_its_own(
+    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, looks = tmp_path / "0.lock", 0
+    other, mine = (DeviceLock([path], make_context(role), 100.0) for role in ("rollout", "trainer"))
+
+    def look_later(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 8:
+            path.write_text("reference.0#1".ljust(80))  # it takes the device after the rollout
+
+    clock = SimpleNamespace(monotonic=lambda: 10.0 * looks, sleep=look_later)
+    monkeypatch.setattr(device_lock, "time", clock)
+    with other(), pytest.raises(ActorError, match=r"not free for 110 s, reference.0#1 holds it"):
+        mine().__enter__()
+    assert looks == 8 + 11
+    mine.close()
+    other.close()
 
 
 def test_full_disk_is_waited_for_before_another_actor_computes(tmp_path: Path, make_context: MakeContext) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +36,7 @@ from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.pool_pump import PoolPump
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.pumps import pool_pump
-from tests.support.running import TINY
+from tests.support.running import TINY, wait_until
 
 
 class Counts(Role):
@@ -50,11 +51,11 @@ class Counts(Role):
 
 
 @pytest.fixture
-def pump(table: Table, tmp_path: Path) -> Any:
+def pump(table: Table, tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     config = load_config(TINY, [])
     state = RunState(table.connection, table.connection.call(ensure_bucket(table.connection, table.subjects), 20))
     journal = Journal(table.connection, table.subjects, "counts", 0)
-    role = Counts()
+    role = getattr(request, "param", Counts)()
     role.context = Context(config, RunFolder(tmp_path), "counts", 0, 1, table, state, journal)
     with pool_pump(role, BlackBox(tmp_path / "counts.box"), []) as pump:
         yield pump
@@ -198,6 +199,65 @@ def test_role_computes_only_while_it_holds_the_shared_device(table: Table, pump:
     assert [plain_value(table.read_envelope(data)) for data in found if data is not None] == [False, False]
     assert is_free(device)
     device_lock.close()
+
+
+class TakesTurns(Counts):
+    """Handles rows one by one, and notes each; at the first one another actor begins to wait for the device."""
+
+    waits: Path
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.first = threading.Event()
+
+    def handle(self, row: Row) -> int:
+        self.order.append(str(row.id))
+        self.first.set()
+        wait_until(lambda: not is_free(self.waits), "the other actor that waits")
+        return 0
+
+    def release_memory(self, _: Path | None) -> int:
+        return 0
+
+    def resume_memory(self) -> int:
+        return 0
+
+
+class TakesOneByOne(TakesTurns):
+    """Has none of its rows at hand before it is done with the one before."""
+
+    prefetch = False
+
+
+@pytest.mark.parametrize("pump", [TakesTurns, TakesOneByOne], indirect=True)
+def test_actor_keeps_the_device_while_rows_wait_at_its_consumer(table: Table, pump: PoolPump, tmp_path: Path) -> None:
+    role, path, stopping = pump.role, tmp_path / "0.lock", asyncio.Event()
+    assert isinstance(role, TakesTurns)
+    role.waits = path.with_suffix(".next")
+    mine, other = (DeviceLock([path], pump.context, 60.0, turn=3600.0) for _ in range(2))
+    pump.context.device_lock, pump.context.yields_device = mine, mine.is_due
+    mine.add(role)
+
+    def compute() -> None:
+        role.first.wait(60)
+        with other():
+            role.order.append("other")
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    rows = [RowId(1, n) for n in range(6)]
+    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
+    table.put_all((table.subject(row, "prompt"), prompt) for row in rows)
+    connection, spec = table.connection, pool_spec("counts", [table.subjects.column("prompt")], 60.0, 100)
+    connection.call(ensure_consumer(connection, table.subjects.table_stream, spec), 20)
+    running = asyncio.run_coroutine_threadsafe(pump.run(stopping), connection.loop)
+    thread.join(60)
+    assert role.order == [*map(str, rows), "other"]
+    connection.loop.call_soon_threadsafe(stopping.set)
+    connection.loop.call_soon_threadsafe(pump.wake)
+    running.result(20)
+    mine.close()
+    other.close()
 
 
 def test_occupied_device_blames_no_row_and_is_waited_for_once(table: Table, pump: PoolPump, tmp_path: Path) -> None:

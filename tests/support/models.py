@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,18 @@ def stop_strings(*strings: str) -> StopStrings:
 
 def random_weights(config: Config, scale: float = 1.0) -> dict[str, Tensor]:
     """Draw the same weights at every call; they are so large that distributions are far from uniform."""
-    return {name: tensor.detach() * 2 * scale for name, tensor in tensors_of(build(config.model_path, seed=7)).items()}
+    tensors = tensors_of(build(config.model_path, seed=7))
+    fill_zeros(tensors.values())
+    return {name: tensor.detach() * 2 * scale for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def fill_zeros(tensors: Iterable[Tensor]) -> None:
+    """Draw the matrices that a model begins with as 0: nothing would depend on what they read."""
+    source = torch.Generator().manual_seed(7)
+    for tensor in tensors:
+        if tensor.dim() > 1 and not tensor.any():
+            tensor.normal_(std=0.1, generator=source)
 
 
 def random_model(folder: Path, seed: int) -> Path:

@@ -22,7 +22,7 @@ class PoolClient:
 
     def __init__(self, connection: Connection, subjects: Subjects, role: str) -> None:
         self.connection = connection
-        self._prefix = f"{subjects.prefix}."
+        self._prefix, self._consumer = f"{subjects.prefix}.", (subjects.table_stream, role)
         # Requests to the pool of rollouts name its group; see `broker.streams.pool_spec`.
         backlog = (lambda: 0) if role == "rollout" else None
         self._pull = PullSubscription(connection, subjects.table_stream, role, 64, prefetch=False, backlog=backlog)
@@ -41,8 +41,11 @@ class PoolClient:
         return found
 
     def take_all(self, number: int) -> dict[str, Msg]:
-        """Take the messages that there should be, and a further one that comes soon after them."""
-        return self.take(number) | self.take(1, 3.0)
+        """Take the messages that there should be, and any others that the consumer has or has sent."""
+        taken = self.take(number)
+        # The answer follows the messages that the server has sent before.
+        info = self.connection.call(self.connection.js.consumer_info(*self._consumer), 10)
+        return taken | self.take(len(self._pull.buffered) + (info.num_pending or 0))
 
     def acknowledge(self, *messages: Msg) -> None:
         for message in messages:

@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import structlog
 
 from broker.address import Address
@@ -76,13 +77,31 @@ def relax(*arguments: str, cwd: Path, deadline: float = 110.0) -> subprocess.Com
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=deadline, check=False)
 
 
-def relax_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+@contextmanager
+def ended_after(seconds: float, what: str) -> Iterator[None]:
+    """Fail in the middle of the block if it takes longer; for the main thread."""
+    left, began = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
+    seconds = min(seconds, left or seconds)  # the limit of the whole test, 0 without one
+
+    def fail(*_: object) -> None:
+        pytest.fail(f"{what} has not ended after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left and max(0.001, left - (time.monotonic() - began)))
+        signal.signal(signal.SIGALRM, before)
+
+
+def relax_here(*arguments: str, cwd: Path, deadline: float = 110.0) -> subprocess.CompletedProcess[str]:
     """Call the command `relax` in this process: its output and exit code, without the seconds of its imports."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     argv, path, threshold, logging = sys.argv, sys.path.copy(), gc.get_threshold(), structlog.get_config()
     sys.argv = ["relax", *arguments]
     try:
-        with chdir(cwd), redirect_stdout(out), redirect_stderr(err):
+        with chdir(cwd), redirect_stdout(out), redirect_stderr(err), ended_after(deadline, f"relax {arguments[0]}"):
             run_command()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

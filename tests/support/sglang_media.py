@@ -57,7 +57,7 @@ class ServedModel:
         self.family = family
         model = build(self.config.model_path)
         prompts = prompts_of(model, family)
-        if family.vision is not None and not family.spec.timestamp:
+        if "video" in family.kinds and not family.spec.timestamp:
             # Two frames, in Qwen3-Omni the second between two whole positions.
             sound = ["audio"] if family.position_dtype == "float32" else []
             prompts.append(MediaPrompts(model, family, 4).make("video", *sound, seconds=0.7))

@@ -119,9 +119,10 @@ def engine_of(
     path, config = kept.folder.server(0), kept.config
     loader = loader or FileLoader(kept.folder.weights)
     defaults: dict[str, Any] = {"rows": 4, "group": 8, "patience": START_SECONDS, "stall": 60.0}
-    length = measure(config.model_path).context_length
+    facts = measure(config.model_path)
+    defaults["parts"] = presence.RENAMED.get(facts.model_type, ())
     engine = SglangEngine(
-        find or (lambda: ServerRecord.load(path)), loader, SglangSettings(length, **(defaults | settings))
+        find or (lambda: ServerRecord.load(path)), loader, SglangSettings(facts.context_length, **(defaults | settings))
     )
     try:
         yield engine

@@ -89,7 +89,12 @@ SGLANG: dict[str, dict[str, Any]] = {
     "qwen3": MEGATRON["qwen3"],
     "mistral": of("mistral", sliding_window=None),
     "glm4": TORCH["glm4"],
+    "gemma3": TORCH["gemma3"] | {"tie_word_embeddings": True, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen2_moe": MEGATRON["qwen2_moe"] | {"head_dim": 8},
     "qwen3_moe": MEGATRON["qwen3_moe"],
+    "mixtral": MEGATRON["mixtral"] | {"head_dim": 8},
+    "glm4_moe": MEGATRON["glm4_moe"],
+    "gpt_oss": TORCH["gpt_oss"],
 }
 """Models that SGLang serves with the log-probs of transformers."""
 

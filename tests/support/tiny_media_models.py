@@ -52,6 +52,8 @@ VISION_GLM = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads
 VISION_GLM |= {"out_hidden_size": 32, "image_size": 32}
 TILES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 TILES |= {"image_size": [32, 32], "patch_size": [8, 8]}
+SQUARE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+SQUARE |= {"image_size": 32, "patch_size": 8, "vision_use_head": False}
 HALF_TURNED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
 WHOLE = INTERLEAVED | {"partial_rotary_factor": 1.0}
 RECURRENT_MOE = RECURRENT | {
@@ -87,6 +89,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "internvl": {
         "text_config": {"model_type": "qwen2"} | TEXT,
         "vision_config": TILES,
+        "tie_word_embeddings": False,
+    },
+    "gemma3": {
+        "text_config": TEXT | {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+        "vision_config": SQUARE,
+        "mm_tokens_per_image": 4,
         "tie_word_embeddings": False,
     },
     "glm4v": {"text_config": TEXT | {"rope_parameters": HALF_TURNED}, "vision_config": VISION_GLM},
@@ -162,12 +170,14 @@ class MediaPrompts:
         time = 1 if kind == "image" else int(self._random.integers(1, 3))
         rows, columns = (2 * int(self._random.integers(1, 4)) for _ in range(2))
         if spec.tile:
-            time, rows, columns = int(self._random.integers(1, 4)), spec.tile // spec.patch, spec.tile // spec.patch
+            time = int(self._random.integers(1, 4)) if spec.tiles[1] > 1 else 1
+            rows = columns = spec.tile // spec.patch
         frames = 1 if kind == "image" else spec.temporal
         shape = (time * rows * columns, 3 * frames * spec.patch**2)
         patches = self._random.integers(0, 256, shape, np.uint8)
         grid, seconds = np.array([time, rows, columns], np.int32), between if kind == "video" else 0.0
-        return MediaItem(kind, patches, grid, start, time * rows * columns // 4, seconds)  # type: ignore[arg-type]
+        tokens = time * rows * columns // spec.merge**2
+        return MediaItem(kind, patches, grid, start, tokens, seconds)  # type: ignore[arg-type]
 
     def _sound(self, start: int) -> MediaItem:
         spec = self._family.audio
@@ -211,20 +221,21 @@ def model_inputs(family: Family, tokens: NDArray[Any], items: Sequence[MediaItem
             found[f"pixel_values{suffix}"] = torch.cat(pixels)
             if family.vision.tile:
                 found["pixel_values"] = tiles_of(torch.cat(pixels), family.vision)
-                return found
+                continue
             found[grid] = torch.from_numpy(np.stack([item.grid for item in chosen]).astype(np.int64))
     if (videos := [item for item in items if item.kind == "video"]) and not family.spec.timestamp:
         name = "video_second_per_grid" if family.audio else "second_per_grid_ts"
         found[name] = torch.tensor([item.seconds_per_grid for item in videos])
     if sounds := [item for item in items if item.kind == "audio"]:
         found |= _sound_inputs(sounds)
-    if not family.audio:
+    if family.spec.decoder.joins_images or not (family.audio or (family.vision and family.vision.tile)):
         kinds = [
             torch.full_like(ids, number + 1) * (ids == family.ids[kind])
             for number, kind in enumerate(("image", "video"))
             if kind in family.kinds
         ]
-        found["mm_token_type_ids"] = torch.stack(kinds).sum(0).int()
+        name = "token_type_ids" if family.spec.decoder.joins_images else "mm_token_type_ids"
+        found[name] = torch.stack(kinds).sum(0).int()
     return found
 
 

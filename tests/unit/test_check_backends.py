@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from relax_actors.devices.machine import Memory
 from relax_actors.engines.backends import unused_settings
 from relax_actors.engines.protocols.footprint import PROCESS_BYTES
 from relax_actors.engines.sglang.presence import has_experts, serves
+from relax_actors.engines.sglang.quantization import layer_bytes
 from relax_actors.engines.torch.backend import TorchTrainingBackend
 from relax_actors.errors import ConfigError
 
@@ -185,7 +187,56 @@ def test_models_without_named_layers_are_refused_where_layers_are_needed(setting
 def test_quantisation_that_an_update_of_weights_would_break_is_refused() -> None:
     for arguments in ("['--quantization', 'fp8']", "['--quantization=fp8']", "['--modelopt-quant', 'fp8']"):
         (error,) = errors(*URLS, f"rollout.sglang.arguments={arguments}")
-        assert f"leave {arguments[2:].partition('=')[0].partition(chr(39))[0]} out" in error
+        assert f"quantised by {arguments[2:].partition('=')[0].partition(chr(39))[0]};" in error
+        assert 'use rollout.sglang.quantization = "fp8"' in error
+
+
+SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+WIDE = [f"model.architecture.{name}={size}" for name, size in (SHAPE | {"head_dim": 64}).items()]
+FP8 = ["rollout.backend=sglang", "rollout.sglang.quantization=fp8"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollout.sglang.quantization=int4"], ("Marlin", 'use "fp8"')),
+        (["model.architecture.hidden_size=192"], ("blocks of 128 do not divide hidden_size = 192", 'set it to "none"')),
+        (
+            ["rollout.sglang.tensor_parallel=2"],
+            ("num_key_value_heads * head_dim = 64 on each of 2 ranks", "lower rollout.sglang.tensor_parallel"),
+        ),
+        (URLS[1:], ("needs servers that the run starts", "rollout.sglang.urls")),
+        (["lora.rank=4"], ("set rollout.sglang.merge_adapter = true",)),
+        (["model.architecture.model_type=glm4"], ("text models of the types", "not glm4")),
+        (["rollout.device=cuda:0"], ("half precision", 'set rollout.sglang.dtype = "bfloat16"')),
+    ],
+)
+def test_models_and_settings_that_servers_cannot_hold_in_float8_are_refused(
+    overrides: list[str], said: tuple[str, ...]
+) -> None:
+    (error,) = (e for e in errors(*FP8, *WIDE, *overrides) if "rollout.sglang.quantization" in e)
+    for part in said:
+        assert part in error
+
+
+def test_memory_of_quantised_weights_and_a_missing_correction_are_noted() -> None:
+    half = [*FP8, *WIDE, "trainer.precision=bfloat16"]
+    config = load_config(DEMO, half)
+    assert layer_bytes(config) == 1 + 4 / 128**2, "a byte a number, and a scale of four bytes a block"
+    facts = replace(FACTS, parameters=1 << 30, tables=1 << 28)
+    plain = load_config(DEMO, [*half, "rollout.sglang.quantization=none"])
+    # Embeddings, a quarter of the parameters, are not quantised.
+    assert capacity.engine_bytes(plain, "rollout", facts) == 2 << 30
+    assert capacity.engine_bytes(config, "rollout", facts) == int((0.25 * 2 + 0.75 * layer_bytes(config)) * (1 << 30))
+
+    def notes(*overrides: str) -> list[str]:
+        return [n for n in examine(load_config(DEMO, [*half, *overrides])).notes if "quantization" in n]
+
+    (memory,) = notes()
+    assert "published weights stay in the run's precision" in memory
+    *_, missing = notes("algorithm.proximal=trainer")
+    assert 'set algorithm.correction.kind = "tis"' in missing
+    assert len(notes("algorithm.proximal=trainer", "algorithm.correction.kind=tis")) == 1
 
 
 def test_a_loss_scale_without_float16_is_named() -> None:

@@ -86,7 +86,7 @@ def test_memory_of_each_gpu_is_its_share_of_the_model() -> None:
     assert placed["prompts.0"].gpus == ()
     assert placed["prompts.0"].device_bytes == 0
     small = place_on_nodes(config_of(), simulated_nodes("2x8x16GiB"), LARGE).problems
-    assert any("trainer need about" in line and "has 16 GiB" in line for line in small)
+    assert any("trainer needs about" in line and "has 16 GiB" in line for line in small)
     assert len(small) == len(set(small))
 
 
@@ -110,8 +110,9 @@ def test_check_prints_the_table_and_what_does_not_fit(tmp_path: Path) -> None:
     done = relax_here("check", str(TINY), *ranks, "--no-calls", "--nodes", "2x8", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "trainer_rank.1005" in done.stderr
-    (error,) = examine(load_config(TINY, [*ranks]), nodes=simulated_nodes("2x4")).errors
-    assert_says(error, "1 actor of trainer", "6 GPUs", "node 0 has 4, node 1 has 4")
+    others, trainer = examine(load_config(TINY, [*ranks]), nodes=simulated_nodes("2x4")).errors
+    assert_says(trainer, "1 actor of trainer", "6 GPUs", "node 0 has 4, node 1 has 4")
+    assert "trainer_rank with 1 GPU each fit on no node" in others
 
 
 @pytest.mark.parametrize(("release", "fits"), [("host", True), ("disk", True), ("none", False)])

@@ -211,9 +211,9 @@ def test_sglang_supports_only_known_models_with_experts() -> None:
     moe = ["num_experts=8", "num_local_experts=8", "num_experts_per_tok=2", "moe_intermediate_size=32"]
     overrides = [*elsewhere, *(f"model.architecture.{setting}" for setting in moe)]
     assert examine(load_config(DEMO, [*overrides, "model.architecture.model_type=qwen3_moe"])).errors == ()
-    (error,) = examine(load_config(DEMO, [*overrides, "model.architecture.model_type=mixtral"])).errors
-    assert "with a model of type mixtral" in error
-    assert "only qwen2_moe, qwen3_moe are supported" in error
+    (error,) = examine(load_config(DEMO, [*overrides, "model.architecture.model_type=olmoe"])).errors
+    assert "with a model of type olmoe" in error
+    assert "only qwen2_moe, qwen3_moe, mixtral, glm4_moe, deepseek_v3, gpt_oss are supported" in error
 
 
 @pytest.mark.parametrize(
@@ -262,6 +262,14 @@ def test_log_probs_that_a_custom_role_reads_are_accepted(write: Write, tmp_path:
     )
     path = write('[roles.reference]\n[roles.own]\nactor = "reads_the_reference.Own"\n')
     assert not any("no role reads" in error for error in examine(load_config(path)).errors)
+
+
+def test_turn_that_lasts_as_long_as_others_wait_for_it_is_refused(write: Write) -> None:
+    path = write("[placement]\npatience = 100\n")
+    assert load_config(path).placement.longest_turn == 50
+    assert load_config(path, ["placement.turn=99"]).placement.longest_turn == 99
+    with pytest.raises(ConfigError, match=r"placement.turn = 100 .*lower placement.turn, or raise placement.patience"):
+        load_config(path, ["placement.turn=100"])
 
 
 @pytest.mark.parametrize(

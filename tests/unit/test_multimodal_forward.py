@@ -20,8 +20,8 @@ from relax_actors.engines.torch.multimodal import decoder_of
 from relax_actors.engines.torch.packing import is_recurrent
 from relax_actors.engines.torch.towers import encode
 from relax_actors.media.family import Family, family_of
-from tests.support.models import config_of
-from tests.support.tiny_media_models import FAMILIES, architecture_of, plain_logits, prompts_of
+from tests.support.models import config_of, fill_zeros
+from tests.support.tiny_media_models import FAMILIES, MediaPrompts, architecture_of, plain_logits, prompts_of
 
 TEMPERATURE = 0.7
 
@@ -67,6 +67,7 @@ class Tiny:
 
 def _large(model: PreTrainedModel) -> PreTrainedModel:
     """Enlarge the weights, so that distributions are far from uniform."""
+    fill_zeros(model.parameters())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2)
@@ -99,6 +100,25 @@ def test_packed_log_probs_and_gradients_equal_those_of_each_row_alone(tiny: Tiny
     towers = [name for name in gradients if any(tower in name for tower in ("visual", "_tower"))]
     assert towers
     assert gradients.keys() == {name for name, p in tiny.alone.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("tiny", ["gemma3"], indirect=True)
+def test_tokens_of_an_image_behind_a_shared_prefix_attend_to_each_other(tiny: Tiny) -> None:
+    said, make, samples = tiny.samples[0], MediaPrompts(tiny.alone, tiny.family, 5), [tiny.samples[0]]
+    assert said.media is not None
+    for _ in range(2):
+        shown, seen = make.make("image", text=2)
+        first = said.media.positions_of(len(said) + 1)[0, -1]
+        media = said.media.extended(len(said), seen.positions + first, seen.items)
+        before = np.concatenate([said.token_ids, shown])
+        samples.append(TrainSample.of_completion(before, said.token_ids[:4], media=media))
+    assert max(tiny.forward.plan(samples, 1 << 20)[0].shared) >= len(said)
+    plain = torch.cat([tiny.plain(sample) for sample in samples])
+    torch.testing.assert_close(tiny.packed_logprobs(samples), plain, atol=1e-5, rtol=0)
+    (tower,) = [m for name, m in tiny.alone.named_modules() if name.endswith("multi_modal_projector")]
+    with tower.register_forward_hook(lambda *given: given[-1].roll(1, 1)):
+        rolled = torch.cat([tiny.plain(sample) for sample in samples])
+    assert float((rolled - plain).detach().abs().max()) > 1e-3  # what an image shows, and where, matters
 
 
 def test_text_alone_needs_no_media_object(tiny: Tiny) -> None:

@@ -113,9 +113,10 @@ def test_a_thinker_is_served_as_the_model_that_sglang_has_a_class_for(
     assert sum(part.numel() for part in named.values()) == sum(part.numel() for part in tensors.values())
 
 
-QWEN2_5_OMNI = (
-    'rollout.backend = "sglang" with a model of type qwen2_5_omni_thinker: among models that see or hear only '
-    'qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_omni_moe_thinker, qwen2_audio are supported; use "transformers"'
+SERVED = ", ".join(name for name, spec in FAMILIES.items() if spec.sglang.architecture)
+GEMMA3 = (
+    'rollout.backend = "sglang" with a model of type gemma3: among models that see or hear only '
+    f'{SERVED} are supported; use "transformers"'
 )
 EXTERNAL = (
     "rollout.sglang.urls: a server that the run does not start cannot read the media of prompts; leave it out, so that "
@@ -127,7 +128,7 @@ PARALLEL = "rollout.sglang.tensor_parallel = 3 does not divide the model's num_a
 @pytest.mark.parametrize(
     ("model_type", "settings", "said"),
     [
-        ("qwen2_5_omni_thinker", {}, QWEN2_5_OMNI),
+        ("gemma3", {}, GEMMA3),
         ("qwen3_vl", {"urls": ["http://127.0.0.1:1"]}, EXTERNAL),
         ("qwen3_omni_moe_thinker", {"tensor_parallel": 3}, PARALLEL),
     ],
@@ -140,3 +141,11 @@ def test_what_sglang_cannot_serve_is_refused_before_anything_starts(
     with pytest.raises(ConfigError) as caught:
         list(inference_backend(config).check(config, config.model_path))
     assert str(caught.value) == said
+
+
+def test_decoder_that_sglang_has_no_class_for_is_refused(tmp_path: Path) -> None:
+    architecture = architecture_of("internvl")
+    architecture["text_config"] = architecture["text_config"] | {"model_type": "llama"}
+    config = config_of(tmp_path, architecture, rollout={"backend": "sglang"})
+    with pytest.raises(ConfigError, match=r"text_config.model_type is 'llama': it serves qwen2, qwen3; use"):
+        list(inference_backend(config).check(config, config.model_path))

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
+from relax_actors.engines.sglang import presence
+from relax_actors.engines.sglang.float8_blocks import dequantised, quantised
 from relax_actors.engines.sglang.partial_sample import PartialSample, routed_experts
 from relax_actors.engines.sglang.row_streams import SampleLimit
-from relax_actors.engines.sglang.weight_loaders import to_checkpoint_names
+from relax_actors.engines.sglang.weight_loaders import StagedWeights, to_checkpoint_names
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, EngineError, RelaxError
 from relax_actors.messages import FinishReason
 from relax_actors.weights import files as weights
-from tests.support.sglang_servers import MOE
+from tests.support.quantised import weight_in_float8
 from tests.support.sglang_servers import config_of as run_with
+from tests.support.text_families import MEGATRON, TORCH
 
 NAMED = {"3:a": 3, "4:b": 4}
 
@@ -177,14 +182,42 @@ def test_experts_of_a_sample_with_a_stop_string_are_cut_like_its_tokens() -> Non
     assert (found.shape, found.dtype, set(found.ravel())) == ((3, 1, 2), np.int16, {-1})
 
 
-def test_experts_get_their_checkpoint_names(tmp_path: Path) -> None:
-    model = build(run_with(tmp_path / "run", MOE).model_path, seed=3)
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe", "deepseek_v3", "gpt_oss"])
+def test_weights_get_their_checkpoint_names(tmp_path: Path, name: str) -> None:
+    architecture = (MEGATRON | TORCH)[name]
+    model, parts = build(run_with(tmp_path / "run", architecture).model_path, seed=3), presence.RENAMED.get(name, ())
     model.save_pretrained(tmp_path / "saved")
     stored = weights.load([tmp_path / "saved" / "model.safetensors"])
-    named = to_checkpoint_names(tensors_of(model))
-    assert len([name for name in named if "experts.7." in name]) == 3 * MOE["num_hidden_layers"]
+    named = to_checkpoint_names(tensors_of(model), parts=parts)
+    assert len([one for one in named if ".experts." in one]) >= 4
     assert {name: tensor.tolist() for name, tensor in named.items()} == {n: t.tolist() for n, t in stored.items()}
-    assert to_checkpoint_names(named).keys() == named.keys()
+    assert to_checkpoint_names(named, parts=parts).keys() == named.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "why"),
+    [
+        ("mistral", {}, "sliding_window = 4, which SGLang ignores for mistral; .* max_position_embeddings = 64 to 4"),
+        ("mistral", {"sliding_window": 64}, ""),
+        ("mistral", {"sliding_window": None}, ""),
+        ("qwen2", {"head_dim": 8}, ""),
+        ("qwen2", {"head_dim": 8, "use_sliding_window": True, "sliding_window": 4}, "sliding_window = 4"),
+        ("qwen2", {}, "has head_dim = 16, and SGLang gives heads of qwen2 .* = 8 dimensions"),
+        ("mixtral", {}, "has head_dim = 16, and SGLang gives heads of mixtral"),
+        ("gemma3", {}, "tie_word_embeddings = false, and SGLang computes logits of gemma3_text with the embeddings"),
+        ("gemma3", {"tie_word_embeddings": True}, ""),
+        (
+            "deepseek_v3",
+            {"moe_layer_freq": 1},
+            'lacks topk_method = "noaux_tc", scoring_func = "sigmoid", which SGLang',
+        ),
+        ("deepseek_v3", {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}, ""),
+        ("qwen3", {}, ""),
+    ],
+)
+def test_models_that_sglang_would_compute_otherwise_are_named(name: str, fields: dict[str, Any], why: str) -> None:
+    found = presence.difference((MEGATRON | TORCH)[name] | fields)
+    assert re.search(why, found) if why else not found
 
 
 def test_aborted_request_keeps_its_tokens() -> None:
@@ -278,3 +311,27 @@ def test_experts_of_tokens_from_older_weights_are_missing() -> None:
     assert found.routed_experts is not None
     # The tokens of version 3 were sampled after the prompt's last token and the first generated one.
     assert found.routed_experts[:, 0].tolist() == [[0, 1], [-1, -1], [-1, -1], [0, 2]]
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (256, 384), (130, 200), (1, 5)])
+def test_blocks_of_a_weight_have_scales_of_their_own(shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * torch.linspace(1e-3, 10, shape[1])
+    values, scales = quantised(weight.bfloat16())
+    assert (values.dtype, values.shape, scales.dtype) == (torch.float8_e4m3fn, shape, torch.float32)
+    assert scales.shape == (-(-shape[0] // 128), -(-shape[1] // 128))
+    found, exact = dequantised(values, scales), weight.bfloat16().float()
+    torch.testing.assert_close(found, weight_in_float8(exact), rtol=1e-6, atol=0)
+    # float8 has three bits behind the point, and steps of 2^-9 below 2^-6.
+    steps = torch.maximum(exact.abs() / 16, scales.max() * 2**-10)
+    assert ((found - exact).abs() <= steps * (1 + 1e-5)).all()
+
+
+def test_a_block_of_zeros_is_kept() -> None:
+    values, scales = quantised(torch.zeros(128, 256))
+    assert scales.gt(0).all()
+    assert dequantised(values, scales).eq(0).all()
+
+
+def test_quantised_weights_are_named_on_the_server() -> None:
+    assert StagedWeights(3, "ab").identity == "3:ab"
+    assert StagedWeights(3, "ab", "fp8").identity == "3:ab:fp8"

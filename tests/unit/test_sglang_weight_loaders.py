@@ -10,6 +10,7 @@ import resource
 import threading
 from collections import UserDict
 from collections.abc import Iterator, Mapping
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,8 @@ def test_experts_lie_in_the_file_by_the_names_of_the_server_and_are_read_whole(t
     }
     weights.save(tensors, tmp_path / "published")
     update = WeightUpdate(1, weights.fingerprint(tensors), [tmp_path / "published"])
-    loader = FileLoader(tmp_path / "room", prefixes=[("model.", "served.")])
-    copy = HostCopy(loader.sets)
+    loader = FileLoader(tmp_path / "room")
+    copy = HostCopy(loader.sets, partial(to_checkpoint_names, prefixes=[("model.", "served.")]))
     copy.apply([update])
     assert copy.tensors.keys() == tensors.keys()
     assert isinstance(copy.tensors, NodeSet)

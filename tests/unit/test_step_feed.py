@@ -76,6 +76,23 @@ def feed_of(config: Config, rows: Rows | None = None, section: Section = "traine
     return StepFeed(cast("Any", context), engine, cast("StepReader", rows or Rows()), section=section), engine
 
 
+@pytest.mark.parametrize(("release", "streams"), [("none", True), ("host", False)])
+def test_engine_that_leaves_its_device_computes_when_the_whole_step_is_there(
+    tmp_path: Path,
+    release: str,
+    streams: bool,  # noqa: FBT001
+) -> None:
+    trainer = {"max_tokens_per_microbatch": 12, "prompts_per_step": ROWS}
+    placement = {"colocate": [["rollout", "trainer"]], "release": release}
+    feed, _ = feed_of(config_of(tmp_path, QWEN3, trainer=trainer, placement=placement))
+    feed.take(0, {0: 0, 1: 1, 2: 3}, (0, 1).__contains__, ROWS)
+    assert feed.has_begun is streams
+    feed.take(0, {0: 0, 1: 1, 2: 3}, lambda _: True, ROWS)
+    rows = feed.complete(ROWS)
+    assert rows is not None
+    assert rows.ids == [0, 1, 3]
+
+
 @pytest.mark.parametrize("settings", [{}, {"scale": "batch_std"}, {"whiten": "samples"}, {"advantage": "ema"}])
 @pytest.mark.parametrize("stream", [True, False])
 def test_replay_of_a_step_with_a_replaced_row_gives_the_same_weights(

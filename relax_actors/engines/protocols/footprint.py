@@ -22,6 +22,7 @@ class Footprint:
         processes: number of processes, with its own.
         process_bytes: memory of each process besides the model; a server counts with its actor.
         parameter_bytes: memory a parameter of all processes together, where the device is the CPU.
+        table_bytes: memory a parameter of embeddings and output head beyond `parameter_bytes`.
         node_bytes: bytes of host memory a parameter for copies that all actors of a node share, also with GPUs.
         gpus: GPUs that it computes on where the device is a GPU; 0 if it needs no device.
         computes_on_cpu: whether it also computes on the CPU of a machine with GPUs, where none is free.
@@ -31,6 +32,7 @@ class Footprint:
     processes: int = 1
     process_bytes: int = PROCESS_BYTES
     parameter_bytes: float = 0
+    table_bytes: float = 0
     node_bytes: float = 0
     gpus: int = 1
     computes_on_cpu: bool = True

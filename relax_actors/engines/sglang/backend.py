@@ -20,6 +20,7 @@ from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
 from relax_actors.engines.sglang import launch, presence
 from relax_actors.engines.sglang.adapter_form import MERGE, adapter_arguments, check_served
 from relax_actors.engines.sglang.launch_media import served_family
+from relax_actors.engines.sglang.quantization import check_quantization, layer_bytes
 from relax_actors.engines.torch.architectures import causal_model_class
 from relax_actors.errors import ConfigError
 from relax_actors.operations.engines import engine_of
@@ -59,10 +60,9 @@ class SglangBackend(InferenceBackend):
             import torch  # noqa: PLC0415
 
             merged = MergedAdapter(config.model_path, form_of(config.lora), getattr(torch, config.trainer.precision))
-        prefixes = () if family is None else family.spec.sglang.prefixes
         engine = SglangEngine(
             lambda: external or ServerRecord.load(path),
-            _loader(context, prefixes, is_own=external is None),
+            _loader(context, is_own=external is None),
             SglangSettings(
                 facts.context_length,
                 rows=rollout.max_concurrent_prompts,
@@ -71,8 +71,10 @@ class SglangBackend(InferenceBackend):
                 stall=rollout.deadline / 2,
                 moe=facts.moe if config.trainer.router_replay else None,
                 media=None if family is None else MediaReferences(family, context.table.store.root),
-                prefixes=prefixes,
+                prefixes=() if family is None else family.spec.sglang.prefixes,
+                parts=presence.RENAMED.get(facts.model_type, ()),
                 merged=merged,
+                quantization=rollout.sglang.quantization,
                 grammars=external is None and config.gateway is not None,
                 keep_partial=not config.run.deterministic,
                 progress=context.progress,
@@ -127,8 +129,8 @@ class SglangBackend(InferenceBackend):
         given = [argument.partition("=")[0] for argument in rollout.sglang.arguments]
         if quantises := next((name for name in given if name in QUANTISES), None):
             msg = (
-                "rollout.sglang.arguments: SGLang quantises weights while it loads them, and an update writes the "
-                f"trainer's numbers into the quantised parameters; leave {quantises} out"
+                f"rollout.sglang.arguments: SGLang cannot update weights that it has quantised by {quantises}; leave "
+                'it out, and use rollout.sglang.quantization = "fp8"'
             )
             raise ConfigError(msg)
         if len(urls) not in (0, rollout.replicas):
@@ -136,6 +138,7 @@ class SglangBackend(InferenceBackend):
             raise ConfigError(msg)
         fields = text_fields(json.loads((model / "config.json").read_text()))
         _check_model(config, fields, facts.model_type, reads_text_only=reads_text_only)
+        yield from check_quantization(config, fields, facts, takes_media=not reads_text_only)
         if urls:
             flags = ["--enable-fp32-lm-head"] if config.model.fp32_lm_head else []
             flags += adapter_arguments(config, cuda=True)
@@ -171,6 +174,9 @@ class SglangBackend(InferenceBackend):
         if served_family(config.model_path) is not None:
             msg = f"{url} cannot join: a server that the run does not start cannot read the media of prompts"
             raise ConfigError(msg)
+        if config.rollout.sglang.quantization != "none":
+            msg = f"{url} cannot join: the run starts servers that quantise weights; add one with `relax scale`"
+            raise ConfigError(msg)
         if config.rollout.sglang.weights != "disk":
             msg = f'{url} cannot join: rollout.sglang.weights = "{config.rollout.sglang.weights}"; set it to "disk"'
             raise ConfigError(msg)
@@ -187,19 +193,20 @@ class SglangBackend(InferenceBackend):
 
         Without files the actors of a node hold these and the next ones in memory, also for servers that start again.
         """
-        settings = config.rollout.sglang
+        settings, served, held = config.rollout.sglang, served_bytes(config), layer_bytes(config)
         if settings.urls:
             return Footprint(gpus=0)
         return Footprint(
             process_bytes=PROCESS_BYTES + SERVER_BYTES,
-            parameter_bytes=served_bytes(config),
+            parameter_bytes=held,
+            table_bytes=served - held,
             node_bytes=0 if settings.weights == "disk" else 2 * WEIGHT_BYTES[config.trainer.precision],
             gpus=settings.tensor_parallel,
             computes_on_cpu=False,
         )
 
 
-def _loader(context: Context, prefixes: tuple[tuple[str, str], ...], *, is_own: bool) -> WeightLoader:
+def _loader(context: Context, *, is_own: bool) -> WeightLoader:
     """Return how weights get into the server of an actor; `is_own` if the run has started it."""
     from relax_actors.engines.sglang.adapter_loader import AdapterLoader  # noqa: PLC0415 imports torch
     from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, FileLoader  # noqa: PLC0415
@@ -212,8 +219,7 @@ def _loader(context: Context, prefixes: tuple[tuple[str, str], ...], *, is_own: 
         return BroadcastLoader(settings.tensor_parallel, node_sets(context))
     # Another machine reads the files for a server that the run does not start.
     room = RunFolder(context.node_folder).weights if is_own else own.with_suffix("")
-    in_memory, patience = settings.weights == "shared", config.trainer.deadline
-    return FileLoader(room, in_memory=in_memory, prefixes=prefixes, patience=patience)
+    return FileLoader(room, in_memory=settings.weights == "shared", patience=config.trainer.deadline)
 
 
 def _leave(record: ServerRecord, is_held: Callable[[], bool]) -> None:
@@ -242,8 +248,8 @@ def _check_model(config: Config, fields: Mapping[str, Any], model_type: str, *, 
             f'only {", ".join(known)} are supported; use "transformers"'
         )
         raise ConfigError(msg)
-    if why := presence.ignored_head_dim(fields):
-        msg = f'rollout.backend = "sglang": {why}; use "transformers", or a model without head_dim'
+    if why := presence.difference(fields):
+        msg = f'rollout.backend = "sglang": {why}, or use "transformers"'
         raise ConfigError(msg)
     heads = fields.get("num_attention_heads", 0)
     if heads % (parallel := config.rollout.sglang.tensor_parallel):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
+from torch import Tensor
 
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.server import ServerRecord
@@ -17,6 +18,7 @@ from relax_actors.engines.sglang.media_reference import MediaReferences
 from relax_actors.engines.sglang.merged_adapter import MergedAdapter
 from relax_actors.engines.sglang.row_streams import RowStreams, SampleLimit
 from relax_actors.engines.sglang.server import Server, ServerGoneError, ServerRoom
+from relax_actors.engines.sglang.weight_loaders import to_checkpoint_names
 from relax_actors.errors import ActorError, EngineError
 
 POLL_SECONDS, IDLE_POLL_SECONDS = 0.1, 0.01
@@ -43,8 +45,10 @@ class SglangSettings:
         stall: seconds without a token after which a server counts as hung.
         moe: of the model, if its chosen experts are recorded.
         media: makes the references to media of prompts; None for a model that reads text only.
-        prefixes: see `ServedFamily`.
+        prefixes: see `SglangSpec`.
+        parts: see `presence.RENAMED`.
         merged: makes full sets of weights from versions of an adapter; None if versions are full sets.
+        quantization: how the server quantises weights.
         grammars: whether the server applies grammars.
         keep_partial: whether samples continue after their server was lost, and are aborted at a stop string. If not,
             they start again, and run to their end, so that their tokens and log-probs do not depend on time.
@@ -60,11 +64,17 @@ class SglangSettings:
     moe: MoeFacts | None = None
     media: MediaReferences | None = None
     prefixes: tuple[tuple[str, str], ...] = ()
+    parts: tuple[tuple[str, str], ...] = ()
     merged: MergedAdapter | None = None
+    quantization: str = "none"
     grammars: bool = False
     keep_partial: bool = True
     progress: Callable[[], None] = _no_progress
     stopping: Callable[[], bool] = _never
+
+    def named(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights by the names that the server expects; see `to_checkpoint_names`."""
+        return to_checkpoint_names(tensors, self.prefixes, self.parts)
 
 
 class ServerConnection:

@@ -30,7 +30,7 @@ from relax_actors.engines.sglang.connection import ServerConnection, SglangSetti
 from relax_actors.engines.sglang.partial_sample import ActiveRows
 from relax_actors.engines.sglang.row_streams import Served, cancel_all, wait_for_first
 from relax_actors.engines.sglang.server import Server, ServerGoneError
-from relax_actors.engines.sglang.weight_loaders import StagedWeights, WeightLoader, to_checkpoint_names
+from relax_actors.engines.sglang.weight_loaders import StagedWeights, WeightLoader
 from relax_actors.errors import ActorError, ConfigError, EngineError, StoreError
 from relax_actors.weights import files as weights
 from relax_actors.weights.host_copy import HostCopy
@@ -57,8 +57,7 @@ class SglangEngine(GenerateMixin):
         self._changing = threading.Lock()
         self._staged: StagedWeights | None = None
         self._serving: StagedWeights | None = None
-        # Versions by the names of their weights on the server.
-        self._named: dict[str, int] = {}
+        self._named: dict[str, int] = {}  # versions by the names of their weights on the server
         self._rows = ActiveRows()
 
     @property
@@ -108,15 +107,15 @@ class SglangEngine(GenerateMixin):
 
     def empty_copy(self) -> HostCopy:
         """Return an empty host copy, of its own if full sets are merged from it; see `WeightConsumer`."""
-        return HostCopy(None if self._settings.merged is not None else self._loader.sets)
+        return HostCopy(None if self._settings.merged is not None else self._loader.sets, self._settings.named)
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Stage weights in the loader; see `WeightConsumer`."""
         if self._settings.merged is not None:
             tensors = self._settings.merged.full_set(version, tensors)
-        named = to_checkpoint_names(tensors, self._settings.prefixes)
-        held = tensors if isinstance(tensors, NodeSet) else None
-        staged = StagedWeights(version, held.fingerprint if held else weights.fingerprint(named))
+        held, named = tensors if isinstance(tensors, NodeSet) else None, self._settings.named(tensors)
+        fingerprint = weights.fingerprint(named) if held is None else held.fingerprint
+        staged = StagedWeights(version, fingerprint, self._settings.quantization)
         with self._changing:
             is_kept = staged in (self._staged, self._serving)
             before = self._exchange(staged) if is_kept else None

@@ -18,6 +18,7 @@ from relax_actors.engines.protocols.server import ServerRecord, ServerSpec, free
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.launch import FROZEN_VARIABLE
+from relax_actors.engines.sglang.presence import RENAMED
 from relax_actors.engines.sglang.weight_loaders import FileLoader, ModelFolder, has_checkpoint_names
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.isolation.proc import process
@@ -84,6 +85,7 @@ class FrozenEngine(SglangEngine):
             measure(model).context_length,
             rows=config.rollout.max_concurrent_prompts,
             group=config.most_samples,
+            parts=RENAMED.get(measure(model).model_type, ()),
             patience=config.supervision.longest_start,
             stall=config.rollout.deadline / 2,
             grammars=True,

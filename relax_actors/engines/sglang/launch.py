@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # SGLang's child processes import this module
     from relax_actors.config import Config
@@ -23,6 +23,8 @@ FROZEN_VARIABLE = "RELAX_SGLANG_FROZEN"
 whether it is a reward model, `scores`."""
 GRAMMARS_VARIABLE = "RELAX_SGLANG_GRAMMARS"
 """Environment variable with the model folder of a server that applies grammars."""
+QUANTIZATION_VARIABLE = "RELAX_SGLANG_QUANTIZATION"
+"""Environment variable of a server that quantises the weights that it loads."""
 
 
 def main() -> None:
@@ -64,16 +66,27 @@ def main() -> None:
     scores = bool(frozen.get("scores"))
     if (frozen or config.gateway is not None) and not scores:
         os.environ[GRAMMARS_VARIABLE] = str(folder)
+    if config.rollout.sglang.quantization != "none":
+        os.environ[QUANTIZATION_VARIABLE] = "1"
     arguments = server_arguments(config, model, facts, int(sys.argv[3]), key=key, cuda=cuda)
     from sglang.launch_server import run_server  # noqa: PLC0415
     from sglang.srt.plugins import load_plugins  # noqa: PLC0415
     from sglang.srt.server_args import prepare_server_args  # noqa: PLC0415
 
     load_plugins()
+    _extend()
     if family is not None:
         replace_processors()
-    more = ["--is-embedding"] if scores else _class_arguments(model)
+    more = ["--is-embedding"] if scores else _config_arguments(config, model)
     run_server(prepare_server_args([*arguments, *more]))
+
+
+def _extend() -> None:
+    """Have SGLang's layers quantise what they load, in each of its processes."""
+    if QUANTIZATION_VARIABLE in os.environ:
+        from relax_actors.engines.sglang.server_quantization import extend_layers  # noqa: PLC0415
+
+        extend_layers()
 
 
 def of_frozen_model(config: Config, device: str) -> Config:
@@ -81,7 +94,7 @@ def of_frozen_model(config: Config, device: str) -> Config:
 
     It takes SGLang's own share of the memory that is free when it starts, so also beside a server of the policy.
     """
-    own = {"tensor_parallel": 1, "arguments": [], "memory_fraction": None, "kv_tokens": None}
+    own = {"tensor_parallel": 1, "arguments": [], "memory_fraction": None, "kv_tokens": None, "quantization": "none"}
     own |= {"max_concurrent_samples": None}
     sglang = config.rollout.sglang.model_copy(update=own)
     rollout = config.rollout.model_copy(update={"device": device, "sglang": sglang})
@@ -89,23 +102,30 @@ def of_frozen_model(config: Config, device: str) -> Config:
     return config.model_copy(update={"rollout": rollout, "trainer": trainer, "lora": None})
 
 
-def _class_arguments(model: Path) -> list[str]:
-    """Return arguments that name the model's class where its config does not.
+def _config_arguments(config: Config, model: Path) -> list[str]:
+    """Return arguments that name the model's class where its config does not, and the form of quantised weights.
 
-    A config made from `model.architecture` names none.
+    A config made from `model.architecture` names no class.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: PLC0415
 
+    from relax_actors.engines.sglang.quantization import FLOAT8_CONFIG  # noqa: PLC0415
+
     fields = json.loads((model / "config.json").read_text())
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields["model_type"])
-    if fields.get("architectures") or name is None:
-        return []
-    return ["--json-model-override-args", json.dumps({"architectures": [name]})]
+    changed: dict[str, Any] = {}
+    if not fields.get("architectures") and name is not None:
+        changed["architectures"] = [name]
+    if config.rollout.sglang.quantization == "fp8":
+        changed["quantization_config"] = FLOAT8_CONFIG
+    return ["--json-model-override-args", json.dumps(changed)] if changed else []
 
 
 if __name__ == "__mp_main__" and GRAMMARS_VARIABLE in os.environ:  # a child process of SGLang
     from relax_actors.engines.sglang.server_grammars import register
 
     register(Path(os.environ[GRAMMARS_VARIABLE]))
+if __name__ == "__mp_main__":
+    _extend()
 if __name__ == "__main__":
     main()

@@ -17,12 +17,20 @@ def served_family(model: Path) -> Family | None:
     """Return the family of a model folder, if it takes media; raises ConfigError if SGLang does not serve it."""
     family = family_of(model)
     if family is not None and not family.spec.sglang.architecture:
-        known = ", ".join(spec.model_type for spec in FAMILIES.values() if spec.sglang.architecture)
+        served = ", ".join(spec.model_type for spec in FAMILIES.values() if spec.sglang.architecture)
         msg = (
             f'rollout.backend = "sglang" with a model of type {family.model_type}: among models that see or hear only '
-            f'{known} are supported; use "transformers"'
+            f'{served} are supported; use "transformers"'
         )
         raise ConfigError(msg)
+    if family is not None and (known := family.spec.sglang.decoders):
+        of_text = json.loads((model / "config.json").read_text())["text_config"].get("model_type")
+        if of_text not in known:
+            msg = (
+                f'rollout.backend = "sglang" with a model of type {family.model_type} whose text_config.model_type is '
+                f'{of_text!r}: it serves {", ".join(known)}; use "transformers"'
+            )
+            raise ConfigError(msg)
     return family
 
 
@@ -41,7 +49,10 @@ def prepare_media(model: Path, spec: FamilySpec, *, deterministic: bool) -> Path
         os.environ["SGLANG_ENABLE_COLOCATED_BATCH_GEN"] = "1"
     os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = server_models.__name__
     os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = server_processors.__name__
+    os.environ["SGLANG_EXTERNAL_MM_MODEL_ARCH"] = spec.sglang.architecture
     body = json.loads((model / "config.json").read_text())
+    if spec.vision is not None and not spec.whole:
+        body["vision_config"] = {**spec.sglang.vision_fields, **body["vision_config"]}
     if spec.whole and body.get("model_type") == spec.model_type:
         body = {"model_type": spec.whole, "thinker_config": body, "enable_audio_output": False}
     folder = Path(tempfile.mkdtemp(prefix="model-"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -10,11 +11,24 @@ from typing import Any
 
 from relax_actors.errors import MissingPackageError
 
-TEXT_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe")
-"""Types of text models with experts whose weights `checkpoint_names` can name."""
+TEXT_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe", "deepseek_v3", "gpt_oss")
+"""Types of text models with experts whose weights `to_checkpoint_names` can name."""
+RENAMED = {
+    "mixtral": (
+        (".mlp.", ".block_sparse_moe."),
+        (".gate_proj.", ".w1."),
+        (".up_proj.", ".w3."),
+        (".down_proj.", ".w2."),
+    )
+}
+"""Parts of the names of weights in transformers, each with that in SGLang, by model type."""
 
-DIVIDES = ("qwen2", "qwen2_moe")
+DIVIDES = ("qwen2", "qwen2_moe", "mixtral")
 """Types of models whose heads have `hidden_size / num_attention_heads` dimensions in SGLang, whatever `head_dim` is."""
+NO_WINDOWS = {"mistral": 4096, "mixtral": None, "qwen2": None, "qwen2_moe": None, "qwen3": None, "qwen3_moe": None}
+"""Types of models whose sliding windows SGLang ignores, each with the window of a config.json without the field."""
+READ = {"deepseek_v3": {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
+"""Fields of config.json that SGLang reads and transformers does not, with their values, by model type."""
 
 
 def require() -> None:
@@ -25,14 +39,56 @@ def require() -> None:
         raise MissingPackageError(msg)
 
 
-def ignored_head_dim(fields: Mapping[str, Any]) -> str:
-    """Return why SGLang computes other heads than a config.json describes; empty if it does not."""
+def computes_on_cpu() -> bool:
+    """Whether the installed kernels are the substitute for those of GPUs."""
+    return find_spec("relax_sglang_cpu") is not None
+
+
+def computes_float8() -> bool:
+    """Whether the installed kernels compute with FP8 weights; an older substitute for those of GPUs does not."""
+    return not computes_on_cpu() or find_spec("relax_sglang_cpu.float8") is not None
+
+
+def difference(fields: Mapping[str, Any]) -> str:
+    """Return why SGLang would compute another model than a config.json describes; empty if it would not."""
+    return _ignored_head_dim(fields) or _ignored_window(fields) or _ignored_head(fields) or _unread(fields)
+
+
+def _ignored_window(fields: Mapping[str, Any]) -> str:
+    kind = str(fields.get("model_type"))
+    if kind not in NO_WINDOWS or not fields.get("use_sliding_window", not kind.startswith("qwen")):
+        return ""
+    window, length = fields.get("sliding_window", NO_WINDOWS[kind]), fields.get("max_position_embeddings")
+    if window is None or length is None or window >= length:
+        return ""
+    return (
+        f"config.json of the model has sliding_window = {window}, which SGLang ignores for {kind}; if no sequence is "
+        f"longer, set max_position_embeddings = {length} to {window}"
+    )
+
+
+def _ignored_head(fields: Mapping[str, Any]) -> str:
+    if fields.get("model_type") != "gemma3_text" or fields.get("tie_word_embeddings", True):
+        return ""
+    return (
+        "config.json of the model has tie_word_embeddings = false, and SGLang computes logits of gemma3_text with the "
+        "embeddings"
+    )
+
+
+def _unread(fields: Mapping[str, Any]) -> str:
+    wanted = READ.get(str(fields.get("model_type")), {})
+    missing = ", ".join(f"{name} = {json.dumps(value)}" for name, value in wanted.items() if name not in fields)
+    return f"config.json of the model lacks {missing}, which SGLang reads; add it" if missing else ""
+
+
+def _ignored_head_dim(fields: Mapping[str, Any]) -> str:
     given, width, heads = (fields.get(name) for name in ("head_dim", "hidden_size", "num_attention_heads"))
     if fields.get("model_type") not in DIVIDES or given is None or not width or not heads or given == width // heads:
         return ""
     return (
         f"config.json of the model has head_dim = {given}, and SGLang gives heads of {fields['model_type']} "
-        f"hidden_size / num_attention_heads = {width // heads} dimensions"
+        f"hidden_size / num_attention_heads = {width // heads} dimensions; choose a model without head_dim"
     )
 
 

@@ -32,8 +32,8 @@ def check_reward_model(model: Path, folder: ScoreFolder, setting: str) -> Iterat
         msg = f'{setting} reads one score at the last token, and {model} scores steps; set it to "torch"'
         raise ConfigError(msg)
     fields = json.loads((model / "config.json").read_text())
-    if why := presence.ignored_head_dim(text_fields(fields)):
-        msg = f'{setting}: {why}; set it to "torch"'
+    if why := presence.difference(text_fields(fields)):
+        msg = f'{setting}: {why}, or set it to "torch"'
         raise ConfigError(msg)
     name = fields["architectures"][0]
     if name not in SCORE_CLASSES or not presence.serves(name):

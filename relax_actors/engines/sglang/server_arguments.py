@@ -8,6 +8,7 @@ from relax_actors.config import Config
 from relax_actors.data.model_folder import ModelFacts
 from relax_actors.devices.binding import own_device
 from relax_actors.engines.sglang.adapter_form import adapter_arguments
+from relax_actors.engines.sglang.quantization import FLOAT8_KERNELS
 
 CPU_TOKENS = 65536
 """Largest default capacity of the key-value cache on a CPU, in tokens."""
@@ -39,6 +40,7 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
         "random-seed": config.run.seed,
         "log-level-http": "warning",
         **_attention_backend(dtype, cuda=cuda),
+        **(FLOAT8_KERNELS if cuda and settings.quantization == "fp8" else {}),
     }
     flags = ["skip-tokenizer-init", "incremental-streaming-output"]
     if config.media is not None:

@@ -31,11 +31,14 @@ class StagedWeights:
 
     version: int
     fingerprint: str
+    quantization: str = "none"
+    """How the server quantises them; see `rollout.sglang.quantization`."""
 
     @property
     def identity(self) -> str:
-        """Unique name of these weights on the server."""
-        return f"{self.version}:{self.fingerprint}"
+        """Unique name of these weights on the server, which says how they are quantised."""
+        name = f"{self.version}:{self.fingerprint}"
+        return name if self.quantization == "none" else f"{name}:{self.quantization}"
 
 
 class WeightLoader(Protocol):
@@ -97,22 +100,11 @@ class FileLoader(FullSets):
     Args:
         room: folder of the node's sets.
         in_memory: whether the sets that the actor makes lie in memory.
-        prefixes: see `ServedFamily`.
         patience: seconds to wait for another actor that makes a set.
     """
 
-    def __init__(
-        self,
-        room: Path,
-        *,
-        in_memory: bool = False,
-        prefixes: Sequence[tuple[str, str]] = (),
-        patience: float = PATIENCE_SECONDS,
-    ) -> None:
-        def parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
-            return to_checkpoint_names({name: tensor}, prefixes)
-
-        self.sets = self._sets = NodeSets(room, in_memory=in_memory, parts=parts, patience=patience)
+    def __init__(self, room: Path, *, in_memory: bool = False, patience: float = PATIENCE_SECONDS) -> None:
+        self.sets = self._sets = NodeSets(room, in_memory=in_memory, patience=patience)
         self._staged: dict[StagedWeights, NodeSet] = {}
 
     def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor], held: NodeSet | None = None) -> None:
@@ -218,18 +210,29 @@ def has_checkpoint_names(names: Collection[str]) -> bool:
     return not any(map(of_experts, names))
 
 
-def to_checkpoint_names(tensors: Mapping[str, Tensor], prefixes: Sequence[tuple[str, str]] = ()) -> dict[str, Tensor]:
+def to_checkpoint_names(
+    tensors: Mapping[str, Tensor], prefixes: Sequence[tuple[str, str]] = (), parts: Sequence[tuple[str, str]] = ()
+) -> dict[str, Tensor]:
     """Return weights by the names that SGLang expects, without copies.
 
     Args:
         tensors: by the names in transformers. Experts are one tensor per layer (`gate_up_proj` `[experts, 2 * width,
-            hidden]`, `down_proj` `[experts, hidden, width]`), or have tensors of their own already.
-        prefixes: see `ServedFamily`.
+            hidden]`, `down_proj` `[experts, hidden, width]`), or have tensors of their own already. Experts with biases
+            (gpt-oss) stay one tensor.
+        prefixes: see `SglangSpec`.
+        parts: see `presence.RENAMED`.
     """
-    return {_renamed(name, prefixes): part for item in tensors.items() for name, part in _split_experts(*item)}
+    split = {
+        name: part
+        for whole, tensor in tensors.items()
+        for name, part in ([(whole, tensor)] if f"{whole}_bias" in tensors else _split_experts(whole, tensor))
+    }
+    return {_renamed(name, prefixes, parts): part for name, part in split.items()}
 
 
-def _renamed(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
+def _renamed(name: str, prefixes: Sequence[tuple[str, str]], parts: Sequence[tuple[str, str]]) -> str:
+    for before, after in parts:
+        name = name.replace(before, after)
     for before, after in prefixes:
         if name.startswith(before):
             return after + name.removeprefix(before)

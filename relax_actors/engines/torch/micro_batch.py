@@ -78,7 +78,10 @@ class MicroBatch:
         """Build the micro-batch of the sequences that a plan names; `family` is that of a multimodal model."""
         chosen, shared = [samples[index] for index in plan.indices], plan.shared
         lengths = input_lengths(chosen)
-        packing = Packing.of(lengths, device, shared)
+        blocks = None
+        if family is not None and family.spec.decoder.joins_images:
+            blocks = [multimodal.image_blocks(sample.media, n) for sample, n in zip(chosen, lengths, strict=True)]
+        packing = Packing.of(lengths, device, shared, blocks)
         trained = [np.flatnonzero(sample.loss_mask) for sample in chosen]
         counts = np.array([len(places) for places in trained])
         mask = np.arange(counts.max()) < counts[:, None]

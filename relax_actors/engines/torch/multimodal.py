@@ -31,12 +31,14 @@ class Placement:
         target: `[placeholders] int64`, index of each placeholder in the flattened tokens, ascending.
         source: `[placeholders] int64`, index of its embedding in `Encoded.embeddings`.
         visual: `[placeholders] bool`, true for placeholders of images and videos.
+        joins_images: whether the tokens of an image attend to each other, also to later ones.
     """
 
     media: list[PromptMedia]
     target: Tensor
     source: Tensor
     visual: Tensor
+    joins_images: bool = False
 
     @classmethod
     def of(
@@ -72,7 +74,7 @@ class Placement:
         target, source, visual = np.concatenate(places, axis=1)
         order = np.unique(target, return_index=True)[1]
         on = [torch.from_numpy(array[order]).to(device) for array in (target, source, visual.astype(np.bool_))]
-        return cls(distinct, on[0], on[1], on[2])
+        return cls(distinct, on[0], on[1], on[2], family.spec.decoder.joins_images)
 
 
 def _places(
@@ -96,6 +98,14 @@ def _places(
     return np.concatenate(places, axis=1)
 
 
+def image_blocks(media: PromptMedia | None, length: int) -> NDArray[Any]:
+    """Return the number of the image of each token of a sequence, -1 for text, `[length] int64`."""
+    blocks = np.full(length, -1)
+    for number, item in enumerate(() if media is None else media.items):
+        blocks[item.start : item.start + item.tokens] = number
+    return blocks
+
+
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return the text model of a multimodal model: embeddings, layers and last norm."""
     decoder: PreTrainedModel = getattr(model.model, "language_model", model.model)
@@ -117,7 +127,8 @@ def hidden_states(
         tokens: `[batch, len] int64`.
         placement: places of media in `tokens`; None without media.
         encoded: embeddings of these media.
-        settings: other arguments of the decoder; `position_ids` are `[3, batch, len]`.
+        settings: other arguments of the decoder; `position_ids` are `[3, batch, len]`. A `packing` has the blocks of
+            images already, an `attention_mask` `[batch, len]` gets them here.
 
     Returns:
         `[batch, len, hidden]`, which the head `model.lm_head` reads.
@@ -135,8 +146,20 @@ def hidden_states(
         if encoded.deepstack:
             settings |= _deepstack(tokens, placement, encoded)
         settings["inputs_embeds"] = flat.view(embeddings.shape)
+        if placement.joins_images and "attention_mask" in settings:
+            settings["attention_mask"] = _joined_masks(model, tokens, placement, settings)
     hidden: Tensor = decoder(**settings).last_hidden_state
     return hidden
+
+
+def _joined_masks(model: PreTrainedModel, tokens: Tensor, placement: Placement, settings: dict[str, Any]) -> Any:
+    """Return the masks of a model whose images are blocks, by the kind of its layers."""
+    of_image = torch.zeros_like(tokens).flatten()
+    of_image[placement.target] = 1
+    names = ("inputs_embeds", "attention_mask", "past_key_values", "position_ids")
+    arguments = {name: settings.get(name) for name in names}
+    make: Any = model.create_masks_for_generate
+    return make(config=model.config, token_type_ids=of_image.view(tokens.shape), **arguments)
 
 
 def _deepstack(tokens: Tensor, placement: Placement, encoded: Encoded) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Linear layers get `[1, total]` tokens, in which a prefix that sequences share stands once. On CUDA in half precision
 attention takes them as they are (`varlen`). Elsewhere it unpacks them to padded rows: a sequence that shares nothing
 attends to itself, where a causal mask suffices, and the own tokens of any other sequence attend to the whole sequence.
+Tokens of an image that attend to each other, also to later ones, are a block of their sequence and need a mask, too.
 Works for models that use the `AttentionInterface` of transformers; sequences of recurrent models are not packed.
 """
 
@@ -43,6 +44,7 @@ class Rows:
             keys are the queries.
         before: `[rows or 1] int64`, keys before the first query of each row; None if there are none.
         mask: `[rows or 1, 1, width, keys_width] bool`, keys of each query; None for a causal mask.
+        block: `[rows, 1, width, keys_width] bool`, keys in the block of each query; None without blocks.
     """
 
     tokens: Tensor | None
@@ -52,6 +54,7 @@ class Rows:
     keys: Tensor | None = None
     before: Tensor | None = None
     mask: Tensor | None = None
+    block: Tensor | None = None
 
     @classmethod
     def whole(cls, lengths: Sequence[int], tokens: Array | None, device: torch.device) -> Rows:
@@ -62,13 +65,16 @@ class Rows:
         return cls(on, torch.from_numpy(places).to(device), width, len(lengths))
 
     @classmethod
-    def behind_prefixes(cls, paths: Sequence[Array], shared: Sequence[int], device: torch.device) -> Rows:
-        """Lay out sequences of which another one holds the first tokens.
+    def masked(
+        cls, paths: Sequence[Array], shared: Sequence[int], device: torch.device, blocks: Sequence[Array] | None = None
+    ) -> Rows:
+        """Lay out sequences of which another one holds the first tokens, or which have blocks.
 
         Args:
             paths: `[len] int64` of each sequence, index of its tokens among the packed ones.
             shared: tokens of each that another one holds.
             device: device of the tensors.
+            blocks: `[len] int64` of each, the block of its tokens, or -1; None if no sequence has any.
         """
         own = [path[prefix:] for path, prefix in zip(paths, shared, strict=True)]
         width, keys_width = max(map(len, own)), max(map(len, paths))
@@ -79,7 +85,14 @@ class Rows:
         before = np.array(shared[:1] if len(set(shared)) == 1 else shared, np.int64)
         on = [torch.from_numpy(a).to(device) for a in (np.concatenate(own), places, keys.reshape(-1), before)]
         rows = cls(on[0], on[1], width, len(paths), on[2], on[3])
-        return replace(rows, mask=rows.distance() >= 0)
+        if blocks is None:
+            return replace(rows, mask=rows.distance() >= 0)
+        of_queries, of_keys = np.full((len(paths), width), -1), np.full((len(paths), keys_width), -1)
+        for row, (block, prefix) in enumerate(zip(blocks, shared, strict=True)):
+            of_queries[row, : len(block) - prefix], of_keys[row, : len(block)] = block[prefix:], block
+        together = (of_queries[:, :, None] == of_keys[:, None]) & (of_keys >= 0)[:, None]
+        seen = torch.from_numpy(together[:, None]).to(device)
+        return replace(rows, mask=(rows.distance() >= 0) | seen, block=seen)
 
     def distance(self) -> Tensor:
         """Return how far each query is behind each key, `[rows or 1, 1, width, keys_width] int64`."""
@@ -94,7 +107,8 @@ class Rows:
         if window is None or window >= keys_width:
             return self.mask
         distance = self.distance()
-        return (distance >= 0) & (distance < window)
+        seen = distance >= 0 if self.block is None else (distance >= 0) | self.block
+        return seen & (distance < window)
 
     def unpack(self, packed: Tensor) -> Tensor:
         """Return the queries of `[total, heads, dim]` as `[rows, heads, width, dim]`, padded with zeros."""
@@ -132,6 +146,7 @@ class Packing:
         key_ends: `[sequences + 1] int32`, cumulative lengths, starting with 0.
         calls: rows of each call of the attention kernel.
         order: `[total] int64`, index of each token among the queries of all calls; None if there is one call.
+        has_blocks: whether tokens attend to later ones of their block.
     """
 
     paths: list[Array]
@@ -142,15 +157,25 @@ class Packing:
     key_ends: Tensor
     calls: list[Rows]
     order: Tensor | None
+    has_blocks: bool = False
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device, shared: Sequence[int] | None = None) -> Packing:
+    def of(
+        cls,
+        lengths: Sequence[int],
+        device: torch.device,
+        shared: Sequence[int] | None = None,
+        blocks: Sequence[Array] | None = None,
+    ) -> Packing:
         """Build the packing of sequences.
 
         Args:
             lengths: tokens of each sequence.
             device: device of the tensors.
-            shared: leading tokens that each has in common with its predecessor; none by default.
+            shared: leading tokens that each has in common with its predecessor; none by default. They end within no
+                block.
+            blocks: `[len] int64` of each, the number of the block in which its tokens attend to each other, or -1;
+                attention is causal by default.
         """
         shared = [0] * len(lengths) if shared is None else shared
         own = np.array(lengths) - shared
@@ -162,8 +187,9 @@ class Packing:
         positions = np.concatenate([np.arange(p, length) for p, length in zip(shared, lengths, strict=True)])
         on = [torch.from_numpy(array).to(device) for array in (positions, ends, key_ends)]
         keys = torch.from_numpy(np.concatenate(paths)).to(device) if any(shared) else None
-        calls, order = _calls(paths, shared, device)
-        return cls(paths, on[0][None], max(lengths), on[1], keys, on[2], calls, order)
+        has_blocks = blocks is not None and any(bool((block >= 0).any()) for block in blocks)
+        calls, order = _calls(paths, shared, device, blocks if has_blocks else None)
+        return cls(paths, on[0][None], max(lengths), on[1], keys, on[2], calls, order, has_blocks)
 
     def attend(
         self,
@@ -175,7 +201,7 @@ class Packing:
         window: int | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Compute causal attention within each sequence.
+        """Compute attention within each sequence, causal but for its blocks.
 
         Args:
             query: `[total, heads, dim]`.
@@ -189,7 +215,8 @@ class Packing:
             `[total, heads, dim]`.
         """
         # The kernel takes one width; values of latent attention have another.
-        if sinks is None and value.shape[-1] == query.shape[-1] and varlen.can_attend(query, window):
+        is_plain = sinks is None and not self.has_blocks and value.shape[-1] == query.shape[-1]
+        if is_plain and varlen.can_attend(query, window):
             if self.keys is not None:
                 key, value = key.index_select(0, self.keys), value.index_select(0, self.keys)
             ends = self.ends, self.key_ends
@@ -201,17 +228,22 @@ class Packing:
         return outputs[0] if self.order is None else torch.cat(outputs).index_select(0, self.order)
 
 
-def _calls(paths: Sequence[Array], shared: Sequence[int], device: torch.device) -> tuple[list[Rows], Tensor | None]:
+def _calls(
+    paths: Sequence[Array], shared: Sequence[int], device: torch.device, blocks: Sequence[Array] | None
+) -> tuple[list[Rows], Tensor | None]:
     """Lay out the calls of the attention kernel, and the order of the packed tokens among their queries."""
-    if not any(shared):
+    if not any(shared) and blocks is None:
         return [Rows.whole([len(path) for path in paths], None, device)], None
-    whole = [i for i, prefix in enumerate(shared) if not prefix]
-    tokens = np.concatenate([paths[i] for i in whole])
-    calls, queries = [Rows.whole([len(paths[i]) for i in whole], tokens, device)], [tokens]
-    behind = [i for i, prefix in enumerate(shared) if 0 < prefix < len(paths[i])]
-    for group in cut_calls([(len(paths[i]) - shared[i], len(paths[i])) for i in behind]):
-        members = [behind[n] for n in group]
-        calls.append(Rows.behind_prefixes([paths[i] for i in members], [shared[i] for i in members], device))
+    calls, queries = list[Rows](), list[Array]()
+    whole = [i for i, prefix in enumerate(shared) if not prefix and blocks is None]
+    if whole:
+        queries.append(np.concatenate([paths[i] for i in whole]))
+        calls.append(Rows.whole([len(paths[i]) for i in whole], queries[0], device))
+    rest = [i for i, prefix in enumerate(shared) if (prefix or blocks is not None) and prefix < len(paths[i])]
+    for group in cut_calls([(len(paths[i]) - shared[i], len(paths[i])) for i in rest]):
+        members = [rest[n] for n in group]
+        own = None if blocks is None else [blocks[i] for i in members]
+        calls.append(Rows.masked([paths[i] for i in members], [shared[i] for i in members], device, own))
         queries += [paths[i][shared[i] :] for i in members]
     return calls, torch.from_numpy(np.argsort(np.concatenate(queries))).to(device)
 
@@ -312,7 +344,7 @@ def packed_attention_forward(
     s_aux: Tensor | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Compute causal attention within each packed sequence; arguments as transformers' attention functions.
+    """Compute attention within each packed sequence; arguments as transformers' attention functions.
 
     Raises:
         ConfigError: the model's attention has a softcap, which SDPA cannot compute.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,11 +104,19 @@ def _encode_visual(
     patches = [torch.from_numpy(np.array(item.features)).to(device) for item in items]
     pixels = torch.cat([pixel_values(one, family.vision) for one in patches])
     if family.vision.tile:
-        return _encode_tiles(model, tiles_of(pixels, family.vision)), ()
+        return encode_tiles(model, tiles_of(pixels, family.vision)), ()
     grid = torch.from_numpy(np.stack([item.grid for item in items]).astype(np.int64))
+    return encode_patches(model, pixels, grid.to(device))
+
+
+def encode_patches(model: PreTrainedModel, pixels: Tensor, grid: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Encode the pixel values of patches, `[patches, values]`, whose `grid` is `[media, 3] int64`.
+
+    Returns `Encoded.embeddings` and `Encoded.deepstack`.
+    """
     # Images and videos go through the same tower, so one call encodes both.
     encode_images: Any = model.get_image_features
-    found = encode_images(pixels, image_grid_thw=grid.to(device), return_dict=True)
+    found = encode_images(pixels, image_grid_thw=grid, return_dict=True)
     deepstack = getattr(found, "deepstack_features", None) or ()
     return _joined(found.pooler_output), tuple(map(_joined, deepstack))
 
@@ -126,15 +134,12 @@ def _joined(parts: Tensor | Sequence[Tensor]) -> Tensor:
     return parts if isinstance(parts, Tensor) else torch.cat(tuple(parts))
 
 
-def _encode_tiles(model: PreTrainedModel, tiles: Tensor) -> Tensor:
+def encode_tiles(model: PreTrainedModel, tiles: Tensor) -> Tensor:
     """Encode `[tiles, 3, side, side]`; return the embeddings of all, one tile after the other."""
-    settings, encode_images = model.config, cast("Any", model.get_image_features)
-    found = encode_images(
-        tiles,
-        vision_feature_layer=settings.vision_feature_layer,
-        vision_feature_select_strategy=settings.vision_feature_select_strategy,
-        return_dict=True,
-    )
+    encode_images: Any = model.get_image_features
+    names = ("vision_feature_layer", "vision_feature_select_strategy")
+    chosen = {name: getattr(model.config, name) for name in names if hasattr(model.config, name)}
+    found = encode_images(tiles, return_dict=True, **chosen)
     embeddings: Tensor = found.pooler_output.flatten(0, 1)
     return embeddings
 

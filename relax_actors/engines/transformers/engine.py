@@ -225,7 +225,8 @@ class TransformersEngine(SwappableModel, Profiled, GenerateMixin):
                 self.kept.keep(session, KeptCache(tokens, version, layers, media_keys(batch.requests[i].media)))
 
     def _is_joinable(self) -> bool:
-        return is_joinable(self._empty_cache(1))
+        joins_images = self._family is not None and self._family.spec.decoder.joins_images
+        return is_joinable(self._empty_cache(1)) and not joins_images
 
     def _empty_cache(self, limit: int) -> DynamicCache:
         return reserved_cache(self._model.config.get_text_config(), limit)

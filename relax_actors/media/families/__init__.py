@@ -1,5 +1,6 @@
 """Families of multimodal models: one file each, registered here."""
 
+from relax_actors.media.families.gemma3 import GEMMA3
 from relax_actors.media.families.glm4v import GLM4V
 from relax_actors.media.families.internvl import INTERNVL
 from relax_actors.media.families.qwen2_5_omni import QWEN2_5_OMNI
@@ -23,6 +24,7 @@ FAMILIES = {
         QWEN2_5_OMNI,
         QWEN3_OMNI,
         QWEN2_AUDIO,
+        GEMMA3,
         GLM4V,
         INTERNVL,
     )
@@ -31,7 +33,6 @@ FAMILIES = {
 FAMILIES_BY_TYPE = FAMILIES | {family.whole: family for family in FAMILIES.values() if family.whole}
 """The same, with omni models that have a voice, too."""
 REFUSED = {
-    "gemma3": "every token of an image attends to all others of it, and attention to packed sequences is causal",
     "kimi_vl": "transformers has no class for it, and code that comes with a model folder is not run",
 }
 """Why known families are not supported, by model type."""

@@ -4,7 +4,15 @@ The frames of its videos are placeholders of images between times in whole secon
 """
 
 from relax_actors.media.families.qwen2_vl import QWEN2_VL
-from relax_actors.media.families.spec import DecoderSpec, FamilySpec, PositionRule, Processors, VisionSpec
+from relax_actors.media.families.spec import (
+    TOWERS_FIRST,
+    DecoderSpec,
+    FamilySpec,
+    PositionRule,
+    Processors,
+    SglangSpec,
+    VisionSpec,
+)
 
 _OF_QWEN = QWEN2_VL.vision
 assert _OF_QWEN is not None  # noqa: S101 it sees
@@ -26,4 +34,6 @@ GLM4V = FamilySpec(
     positions=PositionRule("consecutive"),
     processors=Processors("Glm4vProcessor", "Glm4vImageProcessor", "Glm4vVideoProcessor"),
     decoder=DecoderSpec("glm4"),
+    sglang=SglangSpec("Glm4vForConditionalGeneration", TOWERS_FIRST),
+    absent={"video": "its frames are placeholders of images, between times that no processor of images writes"},
 )

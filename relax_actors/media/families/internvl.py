@@ -1,6 +1,14 @@
 """InternVL: an image becomes tiles of one size, and a small copy of the whole; positions are those of text."""
 
-from relax_actors.media.families.spec import DecoderSpec, FamilySpec, PositionRule, Processors, VisionSpec
+from relax_actors.media.families.spec import (
+    TOWERS_FIRST,
+    DecoderSpec,
+    FamilySpec,
+    PositionRule,
+    Processors,
+    SglangSpec,
+    VisionSpec,
+)
 
 INTERNVL = FamilySpec(
     model_type="internvl",
@@ -20,7 +28,9 @@ INTERNVL = FamilySpec(
     positions=PositionRule("one axis"),
     processors=Processors("InternVLProcessor", "GotOcr2ImageProcessor", "InternVLVideoProcessor"),
     decoder=DecoderSpec("qwen2", is_open=True),
+    sglang=SglangSpec("InternVLForConditionalGeneration", TOWERS_FIRST, decoders=("qwen2", "qwen3")),
     brackets=True,
+    absent={"video": "its frames are images of one tile each, with a number before each; give such frames as images"},
     stored_prefixes=(
         ("model.language_model.", "language_model.model."),
         ("model.vision_tower.", "vision_tower."),

@@ -7,7 +7,7 @@ import numpy as np
 
 from relax_actors.media.families.qwen2_audio import QWEN2_AUDIO
 from relax_actors.media.families.qwen2_vl import QWEN2_VL
-from relax_actors.media.families.spec import AudioSpec, DecoderSpec, FamilySpec, PositionRule
+from relax_actors.media.families.spec import AudioSpec, DecoderSpec, FamilySpec, PositionRule, SglangSpec
 
 
 def times(numbers: np.ndarray, seconds: np.float32, scale: np.float32) -> np.ndarray:
@@ -47,4 +47,13 @@ QWEN2_5_OMNI = FamilySpec(
     positions=PositionRule("consecutive", times, scale, after_side=False, rounds=_chunks, start_step=0),
     processors=replace(QWEN2_VL.processors, whole="Qwen2_5OmniProcessor", reads_video_size=False),
     decoder=DecoderSpec("qwen2", "model."),
+    sglang=SglangSpec(
+        "Qwen2_5OmniForConditionalGeneration",
+        (
+            ("model.", "language_model.model."),
+            ("lm_head.", "language_model.lm_head."),
+            ("visual.", "towers.visual."),
+            ("audio_tower.", "towers.audio_tower."),
+        ),
+    ),
 )

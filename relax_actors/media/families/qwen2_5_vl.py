@@ -23,8 +23,5 @@ QWEN2_5_VL = replace(
     positions=PositionRule("consecutive", _times, _scale),
     processors=replace(QWEN2_VL.processors, whole="Qwen2_5_VLProcessor"),
     vision_width="out_hidden_size",
-    sglang=SglangSpec(
-        "Qwen2_5_VLForConditionalGeneration",
-        (("model.visual.", "visual."), ("model.language_model.", "model.")),
-    ),
+    sglang=SglangSpec("Qwen2_5_VLForConditionalGeneration", QWEN2_VL.sglang.prefixes),
 )

@@ -1,6 +1,13 @@
 """Qwen2-VL: images and videos, the patches of a video numbered whatever its rate."""
 
-from relax_actors.media.families.spec import DecoderSpec, FamilySpec, PositionRule, Processors, VisionSpec
+from relax_actors.media.families.spec import (
+    DecoderSpec,
+    FamilySpec,
+    PositionRule,
+    Processors,
+    SglangSpec,
+    VisionSpec,
+)
 
 QWEN2_VL = FamilySpec(
     model_type="qwen2_vl",
@@ -25,4 +32,9 @@ QWEN2_VL = FamilySpec(
     vision_width="hidden_size",
     decoder=DecoderSpec("qwen2", ignores_head_dim=True),
     stored_prefixes=(("model.language_model.", "model."), ("model.visual.", "visual.")),
+    sglang=SglangSpec(
+        "Qwen2VLForConditionalGeneration",
+        (("model.visual.", "visual."), ("model.language_model.", "model.")),
+        {"in_chans": 3},
+    ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +29,7 @@ class VisionSpec:
         image_frames: frames that an image counts as for the bounds of its pixels.
         tile: side of a tile in pixels, where an image becomes tiles of one size; 0 if it is one grid of patches.
         tiles: least and most tiles of an image; with several tiles the whole image, resized to a tile, is added.
+        resampling: how images are resized.
     """
 
     patch: int
@@ -44,6 +45,7 @@ class VisionSpec:
     image_frames: int = 1
     tile: int = 0
     tiles: tuple[int, int] = (1, 1)
+    resampling: Literal["bilinear", "bicubic"] = "bicubic"
 
     @property
     def factor(self) -> int:
@@ -135,12 +137,14 @@ class DecoderSpec:
         prefix: prefix of its weights in transformers.
         ignores_head_dim: whether transformers computes `head_dim` from the hidden size, whatever config.json says.
         is_open: whether `text_config.model_type` may name any text model.
+        joins_images: whether every token of an image attends to all others of it, also to later ones.
     """
 
-    family: Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text", "glm4"]
+    family: Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text", "glm4", "gemma3_text"]
     prefix: str = "model.language_model."
     ignores_head_dim: bool = False
     is_open: bool = False
+    joins_images: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +154,22 @@ class SglangSpec:
     Attributes:
         architecture: name of SGLang's class, of which `engines.sglang.server_models` has a subclass; empty if none.
         prefixes: prefixes of weights in transformers, each with that in SGLang; the first that fits counts.
+        vision_fields: fields of `vision_config` that SGLang reads, where config.json lacks them.
+        decoders: values of `text_config.model_type` that the class takes, if the family leaves it open.
     """
 
     architecture: str = ""
     prefixes: tuple[tuple[str, str], ...] = ()
+    vision_fields: Mapping[str, Any] = field(default_factory=dict)
+    decoders: tuple[str, ...] = ()
+
+
+TOWERS_FIRST = (
+    ("model.language_model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.", "towers."),
+)
+"""`SglangSpec.prefixes` of a model with the towers of transformers; see `server_models.tower_models`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -174,8 +190,11 @@ class FamilySpec:
         processors: classes in transformers that prepare media.
         vision_width: field of `vision_config` that must equal the decoder's hidden size.
         decoder: the text model.
-        brackets: whether a prompt has the placeholder of an image alone, around which `vision_start` and `vision_end`
-            are written with its tokens.
+        brackets: whether a prompt has one token for an image, around whose placeholders `vision_start` and `vision_end`
+            are written with them.
+        marks: role of the token that a prompt has for a medium, by its kind, where it is not the placeholder.
+        around: text that is written before `vision_start` and after `vision_end` with them.
+        absent: why a kind of media that the real models take is not supported, by kind.
         stored_prefixes: prefixes of weights in transformers, each with one that files of checkpoints have for it.
         sglang: how SGLang serves the family.
     """
@@ -193,6 +212,9 @@ class FamilySpec:
     timestamp: str = ""
     vision_width: str = "out_hidden_size"
     brackets: bool = False
+    marks: Mapping[str, str] = field(default_factory=dict)
+    around: str = ""
+    absent: Mapping[str, str] = field(default_factory=dict)
     stored_prefixes: tuple[tuple[str, str], ...] = ()
     sglang: SglangSpec = SglangSpec()
 

@@ -175,3 +175,11 @@ def test_conversations_of_clients_end_in_any_token(section: str) -> None:
     alter(seen, end_share=0.2)
     assert "ends_differ" in problems_of(seen)
     assert "ends_differ" not in problems_of(with_settings(seen, **{section: {"host": "127.0.0.1"}}))
+
+
+def test_the_rounding_of_quantised_servers_is_no_disagreement() -> None:
+    seen = with_settings(recorded("on_policy"), rollout={"sglang": {"quantization": "fp8"}})
+    alter(seen, abs_delta=0.3)
+    assert "engines_disagree" not in problems_of(seen)
+    alter(seen, abs_delta=0.6)
+    assert "engines_disagree" in problems_of(seen)

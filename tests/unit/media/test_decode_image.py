@@ -153,7 +153,7 @@ def test_images_and_positions_of_glm4v_are_those_of_transformers(tmp_path: Path,
     positions, delta = of_model(tokens, (tokens == 0).int(), expected["image_grid_thw"])
     np.testing.assert_array_equal(placed.positions, positions[:, 0])
     assert placed.delta == float(delta)
-    with pytest.raises(RowError, match="a glm4v model takes no video; it takes image"):
+    with pytest.raises(RowError, match=r"a glm4v model takes no video here \(its frames .*\); it takes image"):
         process(image_file(image, "PNG"), "video", of, MediaSection())
 
 
@@ -181,6 +181,8 @@ def test_tiles_of_internvl_are_those_of_transformers(tmp_path: Path, size: tuple
     assert placed.tokens.tolist() == [4, 1, *[0] * count, 2, 5]
     assert (placed.starts, placed.counts, placed.delta) == ((2,), (count,), 0)
     assert placed.positions.tolist() == [list(range(count + 4))] * 3
+    with pytest.raises(RowError, match=r"model takes no video here \(its frames are images .*\); it takes image"):
+        process(image_file(image, "PNG"), "video", of, MediaSection())
     with pytest.raises(ConfigError, match="have no effect with a model of type internvl"):
         process(image_file(image, "PNG"), "image", of, MediaSection(image=ImageSection(max_pixels=4096)))
 

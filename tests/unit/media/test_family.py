@@ -18,7 +18,8 @@ from tests.support.media_models import ID, OMNI, VISION, config_of, family, save
 ALL_IDS = {ID[text] for text in ID if "vision" in text or "audio" in text or "pad" in text}
 VISION_IDS = {ID[text] for text in ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")}
 
-PROCESSORS = "Glm4vImageProcessor, Glm4vImageProcessorFast, Glm4vImageProcessorPil, Glm4vVideoProcessor, "
+PROCESSORS = "Gemma3ImageProcessor, Gemma3ImageProcessorFast, Gemma3ImageProcessorPil, "
+PROCESSORS += "Glm4vImageProcessor, Glm4vImageProcessorFast, Glm4vImageProcessorPil, Glm4vVideoProcessor, "
 PROCESSORS += "GotOcr2ImageProcessor, GotOcr2ImageProcessorFast, GotOcr2ImageProcessorPil, InternVLVideoProcessor, "
 PROCESSORS += "Qwen2VLImageProcessor, Qwen2VLImageProcessorFast, Qwen2VLImageProcessorPil, Qwen2VLVideoProcessor, "
 PROCESSORS += "Qwen3VLVideoProcessor"

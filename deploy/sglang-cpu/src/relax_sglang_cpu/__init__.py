@@ -20,11 +20,14 @@ def register() -> None:
     from sglang.srt import batch_invariant_ops, server_args
     from sglang.srt.mem_cache.pool_host import common
 
-    from relax_sglang_cpu import lora, murmur
+    from relax_sglang_cpu import float8, lora, murmur, shared_experts, sinks
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = _allocate
     murmur.define()
     lora.install()
+    float8.install()
+    sinks.install(ATTENTION)
+    shared_experts.install()
     # SGLang ignores seeds without --enable-deterministic-inference, which accepts only CUDA attention backends and uses
     # Triton kernels. On a CPU, batches of the same shape give the same bits without them.
     choices = server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES

@@ -6,14 +6,14 @@ factories that allocate ordinary memory; other modules keep torch's own, which t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from relax_sglang_cpu.on_import import change
 
 MODULES = ("sglang.srt.lora.layers", "sglang.srt.lora.backend.torch_backend")
 FACTORIES = ("tensor", "zeros", "empty")
@@ -35,22 +35,6 @@ def _without_pinning(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return make
 
 
-class _Finder:
-    """Patches the modules when they are imported."""
-
-    def find_spec(self, name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name in MODULES else None
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def executed(module: Any) -> None:
-                execute(module)
-                _patch(module)
-
-            spec.loader.exec_module = executed  # type: ignore[method-assign]
-        return spec
-
-
 def _patch(module: Any) -> None:
     module.torch = _Torch("torch")
 
@@ -64,6 +48,4 @@ def install() -> None:
     """Patch the modules that are imported, and the others on their import."""
     torch.Tensor.pin_memory = _stay  # type: ignore[method-assign]
     for name in MODULES:
-        if (module := sys.modules.get(name)) is not None:
-            _patch(module)
-    sys.meta_path.insert(0, _Finder())
+        change(name, _patch)

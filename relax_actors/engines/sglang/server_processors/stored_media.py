@@ -14,8 +14,8 @@ from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, Mul
 from sglang.srt.multimodal.processors.base_processor import BaseMultimodalProcessor
 
 from relax_actors.engines.sglang.media_reference import StoredItem, StoredMedia
+from relax_actors.engines.sglang.server_models import media_models, tower_models
 from relax_actors.engines.sglang.server_models.fractions import pack
-from relax_actors.engines.sglang.server_models.media_models import EntryClass
 
 CHANNELS = 3
 
@@ -23,7 +23,7 @@ CHANNELS = 3
 class StoredMediaProcessor(BaseMultimodalProcessor):  # type: ignore[misc]
     """Reads the references of `MediaReferences`; refuses any other media."""
 
-    models = EntryClass
+    models = (*media_models.EntryClass, *tower_models.EntryClass)
     auto_mm_processor_worker_num = 1
     preserve_processor_input_ids = True
 
