@@ -173,6 +173,8 @@ class PullSubscription:
         expires = self._expires if most is None else EXPIRES
         if self._requested and now > self._requested_until + _GRACE:
             self._forget_requests()
+        if self._asking:
+            return
         self._requested = max(0, self._requested)
         wanted = (self.credit if most is None else most) - len(self._buffer) - self._requested
         few = most is None and wanted * 2 < self.credit
@@ -214,8 +216,7 @@ class PullSubscription:
             if self._asks and not asked:
                 await self._ask()
                 asked = True
-            if not self._asking:
-                await self._refill()
+            await self._refill()
             if self._buffer or self._nudged:
                 break
             try:

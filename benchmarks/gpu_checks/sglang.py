@@ -20,8 +20,8 @@ from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.weight_loaders import FileLoader
 from relax_actors.engines.torch.engine import TorchEngine
 
-MISMATCH = 0.2
-"""Largest mean distance of log-probs in FP8 from the trainer's in bfloat16, in nats."""
+MISMATCH = 50
+"""Largest mean distance of log-probs in FP8 from the trainer's, in distances of bfloat16; on a CPU it is about 10."""
 SERVED = ("rollout.backend=sglang", "rollout.sglang.weights=shared")
 
 
@@ -48,8 +48,9 @@ def sglang_fp8(place: Place) -> Figures:
     require_kernels(place)
     size = Size(1024, 28, 151936, "bfloat16")
     figures = {kind: served(place.folder / kind, size, place.device, kind) for kind in ("none", "fp8")}
-    if not figures["fp8"]["abs_delta"] < MISMATCH:
-        msg = f"log-probs of the server in FP8 differ by {figures['fp8']['abs_delta']:.3g} on average"
+    rounded, exact = (figures[kind]["abs_delta"] for kind in ("fp8", "none"))
+    if not rounded < MISMATCH * exact:
+        msg = f"log-probs of the server differ by {rounded:.3g} in FP8, and by {exact:.3g} in bfloat16"
         raise Failed(msg)
     return {f"{key}_{kind}": value for kind, found in figures.items() for key, value in found.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -258,6 +259,24 @@ def test_actor_keeps_the_device_while_rows_wait_at_its_consumer(table: Table, pu
     running.result(20)
     mine.close()
     other.close()
+
+
+def test_pull_whose_question_is_lost_requests_messages_again(table: Table) -> None:
+    connection, requests = table.connection, list[dict[str, Any]]()
+
+    async def lose(request: Msg) -> None:
+        requests.append(json.loads(request.data))
+
+    async def fetch() -> None:
+        await connection.nc.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{table.subjects.table_stream}.nobody", cb=lose)
+        pull = PullSubscription(connection, table.subjects.table_stream, "nobody", 4, prefetch=False, asks=True)
+        await pull.start()
+        while len(requests) < 2:
+            assert not await pull.fetch(4, 2.0)
+        await pull.close()
+
+    connection.call(fetch(), 30)
+    assert [("no_wait" in request, "expires" in request) for request in requests[:2]] == [(True, False), (False, True)]
 
 
 def test_occupied_device_blames_no_row_and_is_waited_for_once(table: Table, pump: PoolPump, tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def test_a_killed_server_quantises_the_same_weights_to_the_same_bits(quantised: 
 
 
 def test_experts_are_quantised_too(tmp_path: Path) -> None:
-    config = config_of(tmp_path / "run", WIDE_EXPERTS, run={"deterministic": False}, rollout={"sglang": FP8})
+    shared = {"sglang": FP8 | {"tensor_parallel": 2}}
+    config = config_of(tmp_path / "run", WIDE_EXPERTS, run={"deterministic": False}, rollout=shared)
     with closing(Kept(config)) as kept, engine_of(kept, **FP8) as engine:
         engine.load(3, *publish(random_weights(config), tmp_path / "3.safetensors"))
         made = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))

@@ -19,7 +19,7 @@ SIDE, LARGEST = 128, 448.0
 SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
 WIDE = DENSE | SHAPE | {"head_dim": 64}
 """A tiny model whose layers have whole blocks on each of two ranks."""
-WIDE_EXPERTS = qwen3_moe(WIDE, experts=4) | {"moe_intermediate_size": 128}
+WIDE_EXPERTS = qwen3_moe(WIDE, experts=4) | {"moe_intermediate_size": 256}
 
 
 def in_float8(blocks: Tensor) -> Tensor:
