@@ -179,6 +179,17 @@ def test_weights_that_are_not_in_files_need_memory_of_the_node_once_and_none_of_
     assert four - one == 3 * memory.host_bytes
 
 
+def test_server_of_thirty_billion_parameters_in_bfloat16_fits_on_a_gpu_of_80_gib() -> None:
+    facts = replace(FACTS, parameters=30 * 10**9)
+    sglang = {"weights": "shared", "dtype": "bfloat16"}
+    rollout = {"backend": "sglang", "device": "cuda", "sglang": sglang}
+    config = config_of(rollout=rollout, trainer={"precision": "bfloat16"})
+    placement = place_on_nodes(config, simulated_nodes("1x8x80GiB"), facts)
+    assert not any("rollout" in problem for problem in placement.problems)
+    assert [one.device_bytes for one in placement.actors if one.role == "rollout"] == [60 * 10**9]
+    assert placement.shared_bytes == (120 * 10**9,)
+
+
 class AuthorizedServer(BaseHTTPRequestHandler):
     """Answers /health without a key, as SGLang does, and other paths only with the key."""
 
