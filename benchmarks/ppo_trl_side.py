@@ -110,7 +110,10 @@ def main() -> None:
         value_model=critic,
         callbacks=[ends],
     )
-    trainer.train()
+    # TRL's mixed precision covers updates alone: generation, reference and values would be in float32.
+    half = work.precision == "bfloat16"
+    with torch.autocast("cpu" if work.device == "cpu" else "cuda", torch.bfloat16, enabled=half):
+        trainer.train()
     logged = [entry for entry in trainer.state.log_history if "objective/scores" in entry]
     body = {
         "times": ends.times,

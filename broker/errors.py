@@ -11,7 +11,15 @@ class RelaxError(Exception):
 
 
 class ConfigError(RelaxError):
-    """Invalid configuration, found before anything starts; the process is not restarted."""
+    """Invalid configuration, found before anything starts; the process is not restarted.
+
+    Args:
+        problems: texts of one or several problems, each a line of the error unless it quotes longer texts.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 class BrokerError(RelaxError):

@@ -59,9 +59,11 @@ Each mark stands for a test on such a model with random weights.
   share the work of the towers.
 - **SGLang**: a real server gives the log-probs of transformers, before and after an update of the weights, and the
   experts of its routers (`test_sglang_families.py`; with media `test_sglang_media.py`). What is untested is served if
-  SGLang has its class, but no test on a CPU has compared it: the recurrent layers of Qwen3.5 are Triton kernels alone.
-  Other models are refused. `relax check` also refuses what SGLang would compute otherwise: sliding windows of Mistral,
-  Mixtral, Qwen2 and Qwen3, which it ignores, and a head of Gemma 3 that is not its embeddings.
+  SGLang has its class, but no test has compared it. Other models are refused. Recurrent layers (Qwen3.5, Qwen3-Next)
+  and the masks of images of Gemma 3 are code for GPUs alone in SGLang, and tests compare on a CPU, where its latent
+  attention (DeepSeek-V3) gave other log-probs.
+  `relax check` also refuses what SGLang would compute otherwise: sliding windows of Mistral, Mixtral, Qwen2 and Qwen3,
+  which it ignores, and a head of Gemma 3 that is not its embeddings.
 - **Router replay**: the training engines that replay [the experts of the rollout](engines.md#router-replay-r3).
 
 A model of another family of transformers trains with `trainer.backend = "torch"` and generates with `rollout.backend =

@@ -53,7 +53,7 @@ def check_options(algorithm: AlgorithmSection, functions: Sequence[Callable[...,
             owners = " or ".join(map(_name, functions))
             problems.append(f"{TABLE}.{name}: unknown option of {owners}; {known_options(name, known)}")
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
 
 
 def _options(function: Callable[..., Any]) -> dict[str, Any]:

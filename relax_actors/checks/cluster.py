@@ -148,7 +148,7 @@ def _too_large(config: Config, actors: Sequence[PlacedActor], nodes: Sequence[In
 def check_nodes(run: CheckedRun, nodes: Sequence[Inventory], facts: ModelFacts) -> None:
     """Refuse a run that does not fit on nodes; raises ConfigError with a line a role."""
     if problems := place_on_nodes(run.config, nodes, facts).problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
 
 
 def node_shares(config: Config, placement: ClusterPlacement) -> list[NodeShare]:

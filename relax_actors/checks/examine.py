@@ -97,7 +97,7 @@ def examine(
                     f"the model has the shape of {shape}; tokenizer, weights, lora.targets and data are not checked"
                 )
         except ConfigError as error:
-            errors.append(str(error))
+            errors.extend(error.problems)
         here, gpus = set(roles_at_start(config) if roles is None else roles), inventory or machine_inventory()
         run = CheckedRun(config=config, here=here, inventory=gpus, model=model)
         errors += [*refusals(config, spelled), *unused_settings(config, spelled)]
@@ -121,8 +121,8 @@ def _attempt(check: Check, errors: list[str], notes: list[str], *, elsewhere: bo
             notes.append(f"not checked, as this machine lacks a package: {error}")
         else:
             errors.append(str(error))
-    except ConfigError as error:  # a line an error
-        errors.extend(str(error).splitlines())
+    except ConfigError as error:
+        errors.extend(error.problems)
 
 
 def _checks(run: CheckedRun) -> Iterator[Check]:
@@ -224,7 +224,7 @@ def require(
     """Run all checks as `examine`; raises ConfigError with a line an error."""
     findings = examine(config, roles, spelled, inventory=inventory)
     if findings.errors:
-        raise ConfigError("\n".join(findings.errors))
+        raise ConfigError(*findings.errors)
     return findings
 
 

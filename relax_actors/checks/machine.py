@@ -42,13 +42,13 @@ def check_devices(run: CheckedRun) -> Iterator[str]:
                 'isolation = "none"'
             )
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     if not gpus.is_complete:
         return
     actors = {role: [f"{role}.{n}" for n in range(replicas(config, role))] for role in wanted}
     placement = place(needs_of_actors(needs_of_roles(config, run.here), actors), gpus.numbers)
     if placement.problems:
-        raise ConfigError("\n".join(placement.problems.values()))
+        raise ConfigError(*placement.problems.values())
     if placement.gpus:
         leased = ", ".join(f"{actor} {shown(numbers)}" for actor, numbers in placement.gpus.items())
         yield f"{gpus}: {leased}"

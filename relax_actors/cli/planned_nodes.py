@@ -52,7 +52,7 @@ def plan(path: Path, overrides: Sequence[str], nodes: str, roles: Sequence[str])
     more = _more(config, roles, has_gpus=bool(cluster[0].gpus))
     findings = examine(config, spelled=set_by(path, list(overrides)), inventory=cluster[0], nodes=cluster)
     if findings.errors or findings.facts is None:
-        raise ConfigError("\n".join(findings.errors))
+        raise ConfigError(*findings.errors)
     placement = place_on_nodes(config, cluster, findings.facts, more)
     for line in (*findings.notes, *placement_lines(config, cluster, placement)):
         typer.echo(printable_lines(line), err=True)

@@ -100,7 +100,7 @@ def wait_for(
             raise ConfigError(msg)
         time.sleep(POLL_SECONDS)
     if bad := [o for o in now if o.state in (State.FAILED, State.CANCELLED)]:
-        raise ConfigError("\n".join(f"operation {o.id} is {o.state}: {o.reason}" for o in bad))
+        raise ConfigError(*(f"operation {o.id} is {o.state}: {o.reason}" for o in bad))
     return now
 
 

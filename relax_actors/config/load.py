@@ -165,7 +165,7 @@ def validate(tree: dict[str, Any], source: str) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(source, e) for e in error.errors())) from error
+        raise ConfigError(*(_explain(source, e) for e in error.errors())) from error
     return config
 
 

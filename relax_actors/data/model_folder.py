@@ -157,7 +157,7 @@ def _check_sizes(fields: dict[str, Any], where: str) -> None:
     }
     if wrong:
         lines = [f"{where}: {name} = {value!r} must be a whole number above 0" for name, value in wrong.items()]
-        raise ConfigError("\n".join(lines))
+        raise ConfigError(*lines)
 
 
 def expert_count(fields: Mapping[str, Any]) -> int:

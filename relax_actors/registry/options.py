@@ -101,7 +101,7 @@ def validated(
         values = model(**given)
     except pydantic.ValidationError as error:
         lines = [_explain(owner, e, where, list(fields), unannotated) for e in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+        raise ConfigError(*lines) from error
     return {name: getattr(values, name) for name in fields}
 
 

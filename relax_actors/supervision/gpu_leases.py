@@ -196,7 +196,7 @@ def check_gpus(config: Config, node: Assignment, patience: float = 0.0) -> None:
     end, is_told = time.monotonic() + patience, False
     while problems := lacking_gpus(config, node, taken := taken_gpus(node.gpus.inventory())):
         if not taken or time.monotonic() > end:
-            raise ConfigError("\n".join(problems))
+            raise ConfigError(*problems)
         if not is_told:
             log.info("waiting_for_gpus", problems=problems, seconds=patience)
         is_told = True

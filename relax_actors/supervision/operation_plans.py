@@ -76,7 +76,7 @@ class Plans:
         if plan.after == plan.before:
             return Begun(State.ACTIVE, plan, f"{request.role} has {plan.before} actors")
         if problems := self._desired.lacking(plan, request.role):
-            raise ConfigError("\n".join(problems))
+            raise ConfigError(*problems)
         return Begun(State.CREATING if plan.after > plan.before else State.DRAINING, plan)
 
     def _move(self, request: OperationRequest, config: Config, report: Report) -> Begun:

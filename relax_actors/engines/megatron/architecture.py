@@ -98,7 +98,7 @@ def check(fields: Mapping[str, Any], setting: str = "trainer.backend") -> None:
     if problems:
         remedy = f'{setting} = "torch" trains what transformers computes'
         lines = [f'{setting} = "megatron": the model\'s {text}; {remedy}' for text in problems]
-        raise ConfigError("\n".join(lines))
+        raise ConfigError(*lines)
 
 
 def _unsupported(family: TextFamily, fields: Mapping[str, Any], *, is_media: bool) -> Iterator[str]:

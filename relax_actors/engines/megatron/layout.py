@@ -116,7 +116,7 @@ def check(layout: Layout, model: Mapping[str, Any], section: str = "trainer.mega
         *_grouped_problems(layout, model, experts),
     ]
     if problems:
-        raise ConfigError("\n".join(f"{section}: {text}" for text in problems))
+        raise ConfigError(*(f"{section}: {text}" for text in problems))
 
 
 def _grouped_problems(layout: Layout, model: Mapping[str, Any], experts: int) -> Iterator[str]:

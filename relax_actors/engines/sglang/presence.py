@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -11,7 +10,7 @@ from typing import Any
 
 from relax_actors.errors import MissingPackageError
 
-TEXT_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe", "deepseek_v3", "gpt_oss")
+TEXT_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe", "gpt_oss")
 """Types of text models with experts whose weights `to_checkpoint_names` can name."""
 RENAMED = {
     "mixtral": (
@@ -29,6 +28,9 @@ NO_WINDOWS = {"mistral": 4096, "mixtral": None, "qwen2": None, "qwen2_moe": None
 """Types of models whose sliding windows SGLang ignores, each with the window of a config.json without the field."""
 READ = {"deepseek_v3": {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
 """Fields of config.json that SGLang reads and transformers does not, with their values, by model type."""
+
+NO_WINDOWS = {"mistral": 4096, "mixtral": None, "qwen2": None, "qwen2_moe": None, "qwen3": None, "qwen3_moe": None}
+"""Types of models whose sliding windows SGLang ignores, each with the window of a config.json without the field."""
 
 
 def require() -> None:
@@ -51,7 +53,7 @@ def computes_float8() -> bool:
 
 def difference(fields: Mapping[str, Any]) -> str:
     """Return why SGLang would compute another model than a config.json describes; empty if it would not."""
-    return _ignored_head_dim(fields) or _ignored_window(fields) or _ignored_head(fields) or _unread(fields)
+    return _ignored_head_dim(fields) or _ignored_window(fields) or _ignored_head(fields)
 
 
 def _ignored_window(fields: Mapping[str, Any]) -> str:
@@ -74,12 +76,6 @@ def _ignored_head(fields: Mapping[str, Any]) -> str:
         "config.json of the model has tie_word_embeddings = false, and SGLang computes logits of gemma3_text with the "
         "embeddings"
     )
-
-
-def _unread(fields: Mapping[str, Any]) -> str:
-    wanted = READ.get(str(fields.get("model_type")), {})
-    missing = ", ".join(f"{name} = {json.dumps(value)}" for name, value in wanted.items() if name not in fields)
-    return f"config.json of the model lacks {missing}, which SGLang reads; add it" if missing else ""
 
 
 def _ignored_head_dim(fields: Mapping[str, Any]) -> str:

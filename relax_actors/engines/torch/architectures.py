@@ -61,7 +61,7 @@ def check_architecture(config: Config, folder: Path) -> None:
     if not problems and known.error:
         problems = [f"transformers cannot build this model: {known.error}; correct the field that it names"]
     if problems:
-        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
+        raise ConfigError(*(f"{where}: {problem}" for problem in problems))
 
 
 def causal_model_class(folder: Path) -> str:

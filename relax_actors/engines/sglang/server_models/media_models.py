@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -102,36 +102,23 @@ class Thinker(ReadsPatches, qwen3_omni_moe.Qwen3OmniMoeThinkerForConditionalGene
     """The part of Qwen3-Omni that reads and writes text."""
 
     def get_audio_feature(self, items: list[Any]) -> list[Tensor]:
-        """Encode sounds; those of prompts that are padded differently apart."""
-        return encode_apart(items, self._encode_sounds)
-
-    def _encode_sounds(self, sounds: Sequence[Tensor]) -> Tensor:
-        tower = self.audio_tower
-        lengths = torch.tensor([sound.shape[1] for sound in sounds], device=tower.conv2d1.weight.device)
-        features = torch.cat(tuple(sounds), 1).to(lengths.device, tower.dtype)
-        found: Tensor = tower(features, feature_lens=lengths).last_hidden_state.flatten(0, -2)
-        return found
-
-
-def encode_apart(items: Sequence[Any], encode: Callable[[Sequence[Tensor]], Tensor]) -> list[Tensor]:
-    """Encode sounds; those of prompts that are padded differently apart, as the embeddings depend on it.
-
-    Args:
-        items: of a batch.
-        encode: encodes log-mel features `[mels, frames]`, and returns the embeddings of one after the other.
-    """
-    embedded: dict[int, Tensor] = {}
-    for padding in {item.padding for item in items}:
-        group = [number for number, item in enumerate(items) if item.padding == padding]
-        sounds = [items[number].feature[0, :, : items[number].frames] for number in group]
-        # Silence pads all others to the sound that makes its prompt's padding: that sound may be in the cache.
-        sounds.append(torch.zeros_like(sounds[0][:, :1]).expand(-1, padding))
-        embeddings, sizes = encode(sounds), [_placeholders(items[number]) for number in group]
-        embedded |= dict(zip(group, torch.split(embeddings[: sum(sizes)], sizes), strict=True))
-    return [embedded[number] for number in range(len(items))]
+        """Encode sounds; those of prompts that are padded differently apart, as the embeddings depend on it."""
+        tower, embedded = self.audio_tower, dict[int, Tensor]()
+        for padding in {item.padding for item in items}:
+            group = [number for number, item in enumerate(items) if item.padding == padding]
+            sounds = [items[number].feature[0, :, : items[number].frames] for number in group]
+            # Silence pads all others to the sound that makes its prompt's padding: that sound may be in the cache.
+            sounds.append(torch.zeros_like(sounds[0][:, :1]).expand(-1, padding))
+            lengths = torch.tensor([sound.shape[1] for sound in sounds], device=tower.conv2d1.weight.device)
+            features = torch.cat(sounds, 1).to(lengths.device, tower.dtype)
+            embeddings = tower(features, feature_lens=lengths).last_hidden_state.flatten(0, -2)
+            sizes = [placeholders(items[number]) for number in group]
+            embedded |= dict(zip(group, embeddings[: sum(sizes)].split(sizes), strict=True))
+        return [embedded[number] for number in range(len(items))]
 
 
-def _placeholders(item: Any) -> int:
+def placeholders(item: Any) -> int:
+    """Return the number of placeholders of a medium."""
     return sum(last - first + 1 for first, last in item.offsets)
 
 
@@ -156,7 +143,7 @@ class Qwen2AudioForConditionalGeneration(ForgetsFeatures, qwen2_audio.Qwen2Audio
         mask = (torch.arange(features.shape[2], device=features.device) < frames[:, None]).long()
         hidden = tower(features, attention_mask=audio_attention(tower, features, mask)).last_hidden_state
         embeddings = self.multi_modal_projector(hidden)
-        return torch.cat([one[: _placeholders(item)] for one, item in zip(embeddings, items, strict=True)])
+        return torch.cat([one[: placeholders(item)] for one, item in zip(embeddings, items, strict=True)])
 
 
 EntryClass = ForgetsFeatures.__subclasses__()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, Qwen2_5OmniThinkerForConditionalGeneration
 
-from relax_actors.engines.sglang.server_models.media_models import ForgetsFeatures, encode_apart
+from relax_actors.engines.sglang.server_models.media_models import ForgetsFeatures
 from relax_actors.engines.torch.towers import encode_patches, encode_tiles
 from relax_actors.media.normalise import pixel_values, tiles_of
 
@@ -40,6 +40,8 @@ class TowersOfTransformers(nn.Module):
     def __init__(self, config: Any, quant_config: Any = None, **_: Any) -> None:
         super().__init__()
         self.config = config
+        # In transformers the head follows the whole model's setting, which the decoder's need not repeat.
+        config.text_config.tie_word_embeddings = config.tie_word_embeddings
         self.language_model = DECODERS[config.text_config.model_type](config.text_config, quant_config)
         self.towers = self.build_towers(config)
 
@@ -118,20 +120,16 @@ class Qwen2_5OmniForConditionalGeneration(ForgetsFeatures, TowersOfTransformers)
         """Encode videos."""
         return self.get_image_feature(items)
 
-    def get_audio_feature(self, items: Sequence[Any]) -> list[Tensor]:
-        """Encode sounds; those of prompts that are padded differently apart."""
-        return encode_apart(items, self._encode_sounds)
-
-    def _encode_sounds(self, sounds: Sequence[Tensor]) -> Tensor:
+    def get_audio_feature(self, items: Sequence[Any]) -> Tensor:
+        """Encode sounds; the tower masks their padding."""
         tower = next(self.towers.audio_tower.parameters())
-        lengths = torch.tensor([sound.shape[1] for sound in sounds], device=tower.device)
-        padded = pad_sequence([sound.T for sound in sounds], batch_first=True).transpose(1, 2)
-        mask = (torch.arange(padded.shape[2], device=tower.device) < lengths[:, None]).long()
-        features = padded.to(tower.device, tower.dtype)
-        found: Tensor = self.towers.get_audio_features(
-            features, feature_attention_mask=mask, return_dict=True
-        ).last_hidden_state
-        return found
+        frames = torch.tensor([item.frames for item in items], device=tower.device)
+        sounds = [item.feature[0, :, : item.frames].T for item in items]
+        features = pad_sequence(sounds, batch_first=True).transpose(1, 2).to(tower.device, tower.dtype)
+        mask = (torch.arange(features.shape[2], device=tower.device) < frames[:, None]).long()
+        encode: Any = self.towers.get_audio_features
+        embeddings: Tensor = encode(features, feature_attention_mask=mask, return_dict=True).last_hidden_state
+        return embeddings
 
 
 def _without_layers(config: Any) -> Any:
