@@ -128,7 +128,7 @@ def nursery(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nursery]
 
 
 def test_actors_killed_at_random_leave_whole_sets_or_nothing(nursery: Nursery, tmp_path: Path) -> None:
-    random_source = random.Random(1)
+    random_source, dead = random.Random(1), set[int]()
     for _ in range(3):
         nursery.start("follow")
     alive = nursery.following(3)
@@ -136,10 +136,11 @@ def test_actors_killed_at_random_leave_whole_sets_or_nothing(nursery: Nursery, t
         time.sleep(random_source.uniform(0, 0.05))  # the instant of the kill is what varies
         os.kill(killed := random_source.choice(sorted(alive)), signal.SIGKILL)
         nursery.start("follow")
-        alive -= {killed}
+        dead.add(killed)
+        alive -= dead
         while len(alive) < 3:
             pid = int(nursery.line()[0])
-            alive |= {pid} - {killed}
+            alive |= {pid} - dead  # what a dead actor said may come late
     alive = nursery.following(3)
     for pid in alive:
         os.kill(pid, signal.SIGKILL)
