@@ -17,7 +17,7 @@ from gpu_checks.runs import SHARED, finish, start
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.weight_loaders import DiskLoader
+from relax_actors.engines.sglang.weight_loaders import FileLoader
 from relax_actors.engines.torch.engine import TorchEngine
 
 MISMATCH = 20
@@ -64,7 +64,7 @@ def served(folder: Path, size: Size, device: str, quantization: str, tokens: int
     print_of = trainer.publish(file := folder / "published.safetensors")
     settings = SglangSettings(512, rows=PROMPTS, group=SAMPLES, patience=600, stall=60, quantization=quantization)
     with server_of(config) as record:
-        loader = DiskLoader(folder / "weights")
+        loader = FileLoader(folder / "weights")
         with closing(SglangEngine(lambda: ServerRecord.load(record), loader, settings)) as engine:
             for version in range(2):
                 engine.load(version, print_of, [file])
