@@ -31,7 +31,7 @@ from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.weight_loaders import DiskLoader
+from relax_actors.engines.sglang.weight_loaders import FileLoader
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.runtime.run_folder import RunFolder
@@ -132,7 +132,7 @@ def main() -> None:
         print_of = weights.fingerprint(tensors_of(model))
         with server_of(config) as record:
             length = measure(config.model_path).context_length
-            loader = DiskLoader(Path(scratch) / "weights")
+            loader = FileLoader(Path(scratch) / "weights")
             settings = SglangSettings(length, rows=PROMPTS, patience=START_SECONDS, stall=60.0)
             engines: dict[str, Engine] = {
                 "transformers": TransformersEngine(config.model_path),

@@ -1,10 +1,15 @@
 """Seconds and memory of a weight update of an SGLang server: by a file, by shared memory, by a broadcast.
 
     python benchmarks/server_weights.py [--hidden 576] [--layers 30] [--vocabulary 49152] [--repeats 5] [--json]
+    python benchmarks/server_weights.py --actors 1,2,4    # actors of a node that follow deltas, without servers
 
 The default is about the size of SmolLM2-135M, in bfloat16. The ways take turns, each with other weights. `stage` is the
 actor's copy of verified weights, `load` the time until the server has answered. Memory is what a process of the actor
 or of the server has of its own (RssAnon), at most during the load, beyond what it had before.
+
+With `--actors` each actor is a process that advances its copy from version to version and stages it. The figures are
+the seconds until all have staged a version, and what the node holds afterwards: memory that the processes have of their
+own beyond that before the first version, memory without a name, and files, each counted once.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -27,15 +34,13 @@ from process_memory import tree
 
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.server import Server
-from relax_actors.engines.sglang.weight_loaders import (
-    BroadcastLoader,
-    DiskLoader,
-    SharedLoader,
-    StagedWeights,
-    WeightLoader,
-)
+from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, FileLoader, StagedWeights, WeightLoader
 from relax_actors.engines.torch.model import build, tensors_of
+from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
+from relax_actors.weights.host_copy import HostCopy
+from relax_actors.weights.node_sets import FILE, MEMORY, NodeSet
+from relax_actors.weights.protocols import WeightUpdate
 
 MIB = 1 << 20
 
@@ -94,8 +99,8 @@ def compare(folder: Path, size: Size, repeats: int, device: str = "cpu") -> dict
     total, largest = (of(tensor.nbytes for tensor in tensors.values()) / MIB for of in (sum, max))
     print(f"{total:.0f} MiB of weights, largest tensor {largest:.0f} MiB")
     ways: dict[str, WeightLoader] = {
-        "disk": DiskLoader(folder / "disk"),
-        "shared": SharedLoader(folder / "shared"),
+        "disk": FileLoader(folder / "disk"),
+        "shared": FileLoader(folder / "shared", in_memory=True),
         "group": BroadcastLoader(1),
     }
     measured: dict[str, list[dict[str, float]]] = defaultdict(list)
@@ -113,6 +118,70 @@ def compare(folder: Path, size: Size, repeats: int, device: str = "cpu") -> dict
     return {way: {key: statistics.median(m[key] for m in all_) for key in all_[0]} for way, all_ in measured.items()}
 
 
+def follow(folder: Path, way: str) -> None:
+    """Be an actor: stage the version of each line of stdin, a fingerprint and a file, and answer with a line."""
+    loader = FileLoader(folder / "room", in_memory=way == "shared")
+    copy = HostCopy(loader.sets)
+    before: StagedWeights | None = None
+    print("ready", flush=True)
+    for version, line in enumerate(sys.stdin):
+        fingerprint, file = line.split()
+        copy.apply([WeightUpdate(version, fingerprint, [Path(file)])])
+        assert isinstance(copy.tensors, NodeSet)  # noqa: S101 the copy has sets
+        staged = StagedWeights(version, fingerprint)
+        loader.stage(staged, copy.tensors, copy.tensors)
+        if before is not None:
+            loader.forget(before)
+        before = staged
+        print("staged", flush=True)
+
+
+def held_mib(pids: Sequence[int], room: Path) -> dict[str, float]:
+    """Return MiB of memory and of files that processes hold, each once."""
+    own = sum(map(own_mib, pids))
+    opened = [entry for pid in pids for entry in Path(f"/proc/{pid}/fd").iterdir() if MEMORY in str(entry.readlink())]
+    sizes = [
+        {(status.st_dev, status.st_ino): status.st_blocks * 512 for status in map(Path.stat, paths)}
+        for paths in (opened, [path for path in room.glob(f"*/*/{FILE}") if not path.is_symlink()])
+    ]
+    memory, files = (sum(of.values()) / MIB for of in sizes)
+    return {"own_mib": own, "memory_mib": memory, "files_mib": files}
+
+
+def follow_deltas(folder: Path, size: Size, way: str, count: int, repeats: int) -> dict[str, float]:
+    """Have actors follow a full set and deltas that change a hundredth of the numbers; return the figures."""
+    config = config_of(folder / "run", size, "cpu")
+    before = {name: tensor.bfloat16() for name, tensor in tensors_of(build(config.model_path, seed=0)).items()}
+    command = [sys.executable, __file__, "--follow", str(folder), "--way", way]
+    actors = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    pids, seconds = [actor.pid for actor in actors], []
+
+    def said() -> None:
+        for actor in actors:
+            if actor.stdout is None or not actor.stdout.readline():
+                sys.exit("an actor has ended")
+
+    said()
+    rest = held_mib(pids, folder / "room")["own_mib"]
+    weights.save(before, folder / "0")
+    for version in range(repeats + 1):
+        if version:
+            after = {name: torch.where(torch.rand(t.shape) < 0.01, t * 1.01, t) for name, t in before.items()}
+            weights.save(deltas.encode(before, after), folder / str(version), weights.fingerprint(before))
+            before = after
+        line, began = f"{weights.fingerprint(before)} {folder / str(version)}\n", time.perf_counter()
+        for actor in actors:
+            assert actor.stdin is not None  # noqa: S101 a pipe
+            actor.stdin.write(line)
+            actor.stdin.flush()
+        said()
+        seconds += [time.perf_counter() - began] if version else []
+    figures = held_mib(pids, folder / "room")
+    for actor in actors:
+        actor.communicate()
+    return {"seconds": statistics.median(seconds)} | figures | {"own_mib": figures["own_mib"] - rest}
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -121,8 +190,22 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=49152)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--actors", help="numbers of actors of a node, such as 1,2,4")
+    parser.add_argument("--follow", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--way", default="shared", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.follow:
+        follow(options.follow, options.way)
+        return
+    if options.actors:
+        size = Size(options.hidden, options.layers, options.vocabulary, "bfloat16")
+        for way in ("disk", "shared"):
+            for count in map(int, options.actors.split(",")):
+                with tempfile.TemporaryDirectory() as scratch:
+                    of_actors = follow_deltas(Path(scratch), size, way, count, options.repeats)
+                print(f"{way:8}{count} " + "".join(f"{key} {value:<9.3f}" for key, value in of_actors.items()))
+        return
     with tempfile.TemporaryDirectory() as scratch:
         size = Size(options.hidden, options.layers, options.vocabulary, "bfloat16")
         medians = compare(Path(scratch), size, options.repeats)

@@ -17,11 +17,12 @@ from gpu_checks.runs import SHARED, finish, start
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.weight_loaders import DiskLoader
+from relax_actors.engines.sglang.weight_loaders import FileLoader
 from relax_actors.engines.torch.engine import TorchEngine
 
-MISMATCH = 50
-"""Largest mean distance of log-probs in FP8 from the trainer's, in distances of bfloat16; on a CPU it is about 10."""
+MISMATCH = 20
+"""Largest mean distance of log-probs in FP8 from the trainer's, in distances of bfloat16: twice that on a CPU, and less
+than that of weights in four bits."""
 SERVED = ("rollout.backend=sglang", "rollout.sglang.weights=shared")
 
 
@@ -63,7 +64,7 @@ def served(folder: Path, size: Size, device: str, quantization: str, tokens: int
     print_of = trainer.publish(file := folder / "published.safetensors")
     settings = SglangSettings(512, rows=PROMPTS, group=SAMPLES, patience=600, stall=60, quantization=quantization)
     with server_of(config) as record:
-        loader = DiskLoader(folder / "weights")
+        loader = FileLoader(folder / "weights")
         with closing(SglangEngine(lambda: ServerRecord.load(record), loader, settings)) as engine:
             for version in range(2):
                 engine.load(version, print_of, [file])

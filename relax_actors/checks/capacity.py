@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from relax_actors.checks.machine import has_gpu
@@ -19,6 +19,7 @@ from relax_actors.engines.protocols.footprint import (
     WEIGHT_BYTES,
     Footprint,
     follower_bytes,
+    node_copy_bytes,
     served_bytes,
 )
 from relax_actors.errors import ConfigError
@@ -37,6 +38,8 @@ def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
     """Compare the memory of processes on this machine with what it has."""
     config, here = run.config, run.here
     used = {role: size for role, size in memory_of_roles(config, facts).items() if role in here}
+    if shared := shared_bytes(config, here, facts):
+        used["copies of weights that they share"] = shared
     need, have = sum(used.values()), memory_of_machine().total
     parts = ", ".join(f"{role} {size >> 20}" for role, size in used.items())
     if have and need > have:
@@ -56,7 +59,7 @@ def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
 
 
 def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
-    """Return bytes of host memory of each engine role's actors."""
+    """Return bytes of host memory of each engine role's actors, but for what those of a node share."""
     engines, models = _engines(config), dict[str, int]()
     for role in engines:
         on_host = moves_to_host(config, role) or offloads(config, role)
@@ -136,14 +139,21 @@ def host_bytes(config: Config, role: str) -> int:
 
 
 def copied_bytes(config: Config, role: str, facts: ModelFacts) -> int:
-    """Return bytes of host memory for copies of weights that an actor publishes, or keeps for its server."""
+    """Return bytes of host memory for copies of weights that an actor publishes."""
     megatron = config.trainer.megatron
     ranks = {"trainer": megatron.own_ranks, "trainer_rank": 1}.get(role, 0)
     published = WEIGHT_BYTES[config.trainer.precision]
     copies = 2 if config.publishes_deltas else 0  # deltas are computed between two versions
-    footprint = footprints(config).get(role, LIGHT)
-    kept = int(facts.parameters * footprint.copied_bytes)
-    return kept + facts.parameters * copies * published * ranks // megatron.ranks
+    return facts.parameters * copies * published * ranks // megatron.ranks
+
+
+def shared_bytes(config: Config, roles: Collection[str], facts: ModelFacts) -> int:
+    """Return bytes of host memory for the copies of published weights that a node's actors of some roles share."""
+    known = footprints(config)
+    scores = (role for role in roles if role in config.roles and role not in (*known, *OWN_MODELS, "reference"))
+    needs = [known[role].node_bytes for role in roles if role in known]
+    needs += [node_copy_bytes(config) for role in scores if spec_of(config, role).device]
+    return int(facts.parameters * max(needs, default=0))
 
 
 def on_cpu(device: str) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from relax_actors.checks.capacity import copied_bytes, engine_bytes, host_bytes, moves_to_host, offloads
+from relax_actors.checks.capacity import copied_bytes, engine_bytes, host_bytes, moves_to_host, offloads, shared_bytes
 from relax_actors.config import Config
 from relax_actors.counted import counted
 from relax_actors.data.checked_run import CheckedRun
@@ -33,7 +33,7 @@ class PlacedActor:
         node: number of the node.
         gpus: its GPUs there; empty for the CPU.
         device_bytes: memory of each of its GPUs that it takes, by estimate.
-        host_bytes: memory of the node that it takes, by estimate.
+        host_bytes: memory of the node that it takes by itself, by estimate.
     """
 
     role: str
@@ -70,10 +70,17 @@ class NodeShare:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlacement:
-    """Actors of a run on several nodes, and what does not fit."""
+    """Actors of a run on several nodes, and what does not fit.
+
+    Attributes:
+        actors: the actors.
+        problems: a line for each problem.
+        shared_bytes: memory of each node for the copies of weights that its actors share, by estimate.
+    """
 
     actors: tuple[PlacedActor, ...]
     problems: tuple[str, ...]
+    shared_bytes: tuple[int, ...]
 
 
 def place_on_nodes(
@@ -98,7 +105,9 @@ def place_on_nodes(
     placed += [_placed(config, facts, actor, 0, ()) for role in roles if role not in needy for actor in names[role]]
     order = {role: i for i, role in enumerate(roles)}
     placed.sort(key=lambda one: (one.node, order[one.role], int(one.actor.rpartition(".")[2])))
-    return ClusterPlacement(tuple(placed), (*layout.problems, *_too_large(config, placed, nodes)))
+    of_nodes = [{one.role for one in placed if one.node == node} for node in range(len(nodes))]
+    shared = tuple(shared_bytes(config, of_node, facts) for of_node in of_nodes)
+    return ClusterPlacement(tuple(placed), (*layout.problems, *_too_large(config, placed, nodes)), shared)
 
 
 def _placed(config: Config, facts: ModelFacts, actor: str, node: int, gpus: Gpus) -> PlacedActor:
@@ -142,13 +151,16 @@ def check_nodes(run: CheckedRun, nodes: Sequence[Inventory], facts: ModelFacts) 
         raise ConfigError(*problems)
 
 
-def node_shares(config: Config, actors: Sequence[PlacedActor]) -> list[NodeShare]:
+def node_shares(config: Config, placement: ClusterPlacement) -> list[NodeShare]:
     """Return what each node does that has an actor."""
-    nodes = sorted({one.node for one in actors})
-    return [_share(config, node, [one for one in actors if one.node == node]) for node in nodes]
+    actors = placement.actors
+    return [
+        _share(config, node, [one for one in actors if one.node == node], placement.shared_bytes[node])
+        for node in sorted({one.node for one in actors})
+    ]
 
 
-def _share(config: Config, node: int, actors: Sequence[PlacedActor]) -> NodeShare:
+def _share(config: Config, node: int, actors: Sequence[PlacedActor], shared: int) -> NodeShare:
     counts = Counter(one.role for one in actors)
     if node:
         arguments = [f"--role={role}={count}" for role, count in counts.items()]
@@ -157,23 +169,26 @@ def _share(config: Config, node: int, actors: Sequence[PlacedActor]) -> NodeShar
         if set(roles_at_start(config)) - set(counts):
             arguments.append(f"--roles={','.join(counts)}")
     gpus = {gpu for one in actors for gpu in one.gpus}
-    return NodeShare(node, counts, len(gpus), sum(one.host_bytes for one in actors), tuple(arguments))
+    return NodeShare(node, counts, len(gpus), shared + sum(one.host_bytes for one in actors), tuple(arguments))
 
 
-def placement_lines(config: Config, nodes: Sequence[Inventory], actors: Sequence[PlacedActor]) -> Iterator[str]:
+def placement_lines(config: Config, nodes: Sequence[Inventory], placement: ClusterPlacement) -> Iterator[str]:
     """Yield the placement as a table, and each node's memory and command."""
     rows = [("role", "actor", "node", "devices", "memory")]
-    for one in actors:
+    for one in placement.actors:
         device = f"{one.device_bytes / GIB:.1f} GiB" + (" each" if len(one.gpus) > 1 else "")
         memory = device if one.gpus else f"{one.host_bytes / GIB:.1f} GiB of the node"
         rows.append((one.role, one.actor, str(one.node), shown(one.gpus) if one.gpus else "CPU", memory))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-    commands = {share.node: f"; {share.command}" for share in node_shares(config, actors)}
+    shares = {share.node: share for share in node_shares(config, placement)}
     for node, inventory in enumerate(nodes):
-        here = [one for one in actors if one.node == node]
-        used, host = {n for one in here for n in one.gpus}, sum(one.host_bytes for one in here) / GIB
-        idle = counted(len(inventory.gpus) - len(used), "idle GPU")
-        actors_here = counted(len(here), "actor")
-        yield f"node {node}: {actors_here}, {host:.0f} GiB of memory besides GPUs, {idle}{commands.get(node, '')}"
+        here = [one for one in placement.actors if one.node == node]
+        idle = counted(len(inventory.gpus) - len({n for one in here for n in one.gpus}), "idle GPU")
+        share, shared = shares.get(node), placement.shared_bytes[node] / GIB
+        host = 0.0 if share is None else share.host_bytes / GIB
+        copies = f" ({shared:.0f} GiB of it copies of weights that they share)" if shared else ""
+        command = "" if share is None else f"; {share.command}"
+        memory = f"{host:.0f} GiB of memory besides GPUs{copies}"
+        yield f"node {node}: {counted(len(here), 'actor')}, {memory}, {idle}{command}"

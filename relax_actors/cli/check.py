@@ -87,7 +87,7 @@ def _print_findings(
     for note in findings.notes:
         typer.echo(_coloured(printable_lines(f"note: {note}")), err=True)
     if cluster and findings.facts is not None:
-        placed = place_on_nodes(loaded, cluster, findings.facts).actors
+        placed = place_on_nodes(loaded, cluster, findings.facts)
         for line in placement_lines(loaded, cluster, placed):
             typer.echo(printable_lines(line), err=True)
     for line in algorithm_lines(loaded, spelled):

@@ -53,10 +53,10 @@ def plan(path: Path, overrides: Sequence[str], nodes: str, roles: Sequence[str])
     findings = examine(config, spelled=set_by(path, list(overrides)), inventory=cluster[0], nodes=cluster)
     if findings.errors or findings.facts is None:
         raise ConfigError(*findings.errors)
-    actors = place_on_nodes(config, cluster, findings.facts, more).actors
-    for line in (*findings.notes, *placement_lines(config, cluster, actors)):
+    placement = place_on_nodes(config, cluster, findings.facts, more)
+    for line in (*findings.notes, *placement_lines(config, cluster, placement)):
         typer.echo(printable_lines(line), err=True)
-    shares = node_shares(config, actors)
+    shares = node_shares(config, placement)
     if idle := sorted(set(range(len(cluster))) - {share.node for share in shares}):
         msg = f"node {idle[0]} has no actor; take fewer nodes, or say what runs there, such as --role rollout=1"
         raise ConfigError(msg)

@@ -32,8 +32,9 @@ class SglangSection(Section):
     api_key_file: Path | None = None
     """File with the API key of the servers in `urls`."""
     weights: Literal["disk", "shared", "group"] = "disk"
-    """How a server receives weights: from a file in the run's folder; from memory that it shares with the actor, where
-    up to two versions lie; or by broadcast in a gloo process group. The last two are refused with `urls`."""
+    """How a server receives weights: from a file that the actors of a node share; from memory that they and their
+    servers share, where two versions lie; or by broadcast in a gloo process group. The last two are refused with
+    `urls`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the server; "auto" is `trainer.precision`."""
     quantization: Literal["none", "fp8", "int4"] = "none"

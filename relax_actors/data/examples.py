@@ -123,7 +123,7 @@ class ExampleMaker:
     def _with_media(self, example: Example, row: Prompt) -> Example:
         if self._family is None:
             return example
-        kinds = {mark: kind for kind, mark in self._family.marks.items()}
+        kinds = self._family.kinds_by_id
         places = [kinds[token] for token in example.ids.tolist() if token in kinds]
         media = [row.media[number] for number in arranged_numbers(places, row.media)]
         return example if self._expand is None else self._expand(example, media)

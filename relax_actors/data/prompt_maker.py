@@ -213,7 +213,7 @@ class PromptMaker:
         """Return the media of a task in the order of their placeholders among the tokens."""
         if self._admission is None:
             return []
-        ids = {mark: kind for kind, mark in self._admission.family.marks.items()}
+        ids = self._admission.family.kinds_by_id
         placeholders = [ids[token] for token in tokens[np.isin(tokens, list(ids))].tolist()]
         wanted = kinds_of(self._messages(task)) if task.media else []
         if placeholders != wanted:

@@ -86,7 +86,14 @@ def _places(ids: list[int], media: Sequence[tuple[Features, Features | None]], f
         RowError: their number or their kinds differ from those of the media, or the placeholder of a video with its
             sound lacks the tokens around it that the sound is put between.
     """
-    kinds = {mark: kind for kind, mark in family.marks.items()}
+    kinds, marks = family.kinds_by_id, {*family.marks.values()}
+    if stray := next((kinds[token] for token in ids if token in kinds and token not in marks), ""):
+        texts = family.spec.tokens
+        msg = (
+            f"the text holds {texts[stray]}, which only features of {stray} may stand for; remove it, or write "
+            f"{texts[family.spec.marks[stray]]} with a medium"
+        )
+        raise RowError(msg)
     places = [index for index, token in enumerate(ids) if token in kinds]
     if len(places) != len(media):
         msg = f"the prompt has {len(places)} placeholders for media and {len(media)} media; it needs one for each"

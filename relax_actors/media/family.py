@@ -60,6 +60,11 @@ class Family:
         return {kind: self.ids[self.spec.marks.get(kind, kind)] for kind in self.kinds}
 
     @property
+    def kinds_by_id(self) -> dict[int, str]:
+        """Kinds of media by their ids: marks, and placeholders, which only expansion writes."""
+        return {self.ids[kind]: kind for kind in self.kinds} | {mark: kind for kind, mark in self.marks.items()}
+
+    @property
     def position_dtype(self) -> str:
         """Type of rotary positions."""
         return self.spec.positions.dtype

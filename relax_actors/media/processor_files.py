@@ -127,7 +127,8 @@ def _check(path: Path, part: dict[str, Any], fixed: Mapping[str, Any]) -> None:
             msg = f"{path}: {key} = {name!r} is not supported; supported are {', '.join(sorted(known))}"
             raise ConfigError(msg)
     for key, value in fixed.items():
-        if (given := part.get(key)) is not None and given != value:
+        # Without a value the class does what it does by default, which is to leave such a step out.
+        if (given := part.get(key, value)) != value and not (given is None and value is False):
             msg = f"{path}: {key} = {given!r} is not supported; it must be {value!r}"
             raise ConfigError(msg)
     if abs(part.get("rescale_factor", RESCALE) - RESCALE) > 1e-9:  # noqa: PLR2004 the rounding of JSON

@@ -125,7 +125,15 @@ class RunFolder:
         """Everything that a run leaves in its folder, besides the lock and the configuration."""
         files = [self.address, self.node, self.engines, self.report, self.summary, self.reward_plot]
         names = ("actors", "devices", "logs", "model-config", "notified", "sandboxes", "servers", "simulated", "store")
-        models = [self.checkpoints, self.reference, self.references, self.model, self.critic_checkpoints, self.critic]
+        models = [
+            self.weights,
+            self.checkpoints,
+            self.reference,
+            self.references,
+            self.model,
+            self.critic_checkpoints,
+            self.critic,
+        ]
         kept = [self.broker, self.evaluations, self.record, self.profiles]
         return [*files, *kept, *models, *(self.root / n for n in names)]
 
@@ -141,8 +149,13 @@ class RunFolder:
         return self.root / "devices" / f"{device}.lock"
 
     def server(self, number: int) -> Path:
-        """Private record of an actor's inference server; the folder beside it holds weights."""
+        """Private record of an actor's inference server; the folder beside it holds weights for one elsewhere."""
         return self.root / "servers" / f"{number}.json"
+
+    @property
+    def weights(self) -> Path:
+        """Folder of the weights that actors of a node share; see `relax_actors.weights.node_sets`."""
+        return self.root / "weights"
 
     @property
     def engines(self) -> Path:

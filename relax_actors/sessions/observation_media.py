@@ -74,7 +74,7 @@ class ObservationMedia:
         self._downloads = Downloads(config.media, store, progress)
         self._preparer, self._progress = MediaPreparer(config, store), progress
         self.family = self._preparer.family
-        self.placeholders = [*self.family.marks.values()]
+        self.placeholders = [*self.family.kinds_by_id]
 
     def admit(self, media: Sequence[Medium], row: RowId, where: str) -> list[MediaSource]:
         """Copy media to the store; files must lie in a folder that [media] allows.

@@ -39,7 +39,7 @@ class ExampleMedia:
         self._preparer, self._progress, self.folder = MediaPreparer(config, store), progress, ""
         self._downloads = Downloads(config.media, store, progress)
         self.family = self._preparer.family
-        self._placeholders = [*self.family.marks.values()]
+        self._placeholders = [*self.family.kinds_by_id]
 
     def expand(self, example: Example, sources: Sequence[MediaSource]) -> Example:
         """Return an example in which each medium has all its placeholders, none of which is trained.
@@ -73,8 +73,10 @@ class ExampleMedia:
                 stop = len(self._preparer.expand_tokens(ids[:end], features[: firsts[count]]).tokens)
             mask[start:stop], start = trained[begin], stop
         if not np.array_equal(whole.tokens[mask], ids[trained]):
+            around = self.family.spec.around
+            text = f"{around!r}, which the model reads around an image," if around else "the timestamp of a video"
             msg = (
-                "the timestamps of a video join the trained text before it, so that their tokens cannot be told apart; "
+                f"{text} joins the trained text beside it, so that their tokens cannot be told apart; "
                 'train the answers alone, with examples.train = ["assistant"]'
             )
             raise RowError(msg)

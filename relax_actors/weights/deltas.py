@@ -15,7 +15,8 @@ tensors are left out. Law: `apply(base, encode(base, new)) == new`, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,28 @@ def apply(tensors: dict[str, Tensor], delta: Mapping[str, Tensor]) -> None:
     except (ValueError, IndexError, KeyError, TypeError) as error:
         msg = f"a delta does not fit the weights it is applied to: {error}"
         raise StoreError(msg) from error
+
+
+def advanced(base: Mapping[str, Tensor], chain: Sequence[Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of `base` with deltas applied one after the other; only the tensor in work is copied.
+
+    Raises:
+        StoreError: a delta does not fit.
+    """
+    changes: list[defaultdict[str, dict[str, Tensor]]] = []
+    for delta in chain:
+        changes.append(defaultdict(dict))
+        for name, part in delta.items():
+            changes[-1][name.partition(":")[0]][name] = part
+        if unknown := changes[-1].keys() - base.keys():
+            apply({}, {name: torch.empty(0) for name in unknown})  # raises the error that names them
+    for name, tensor in base.items():
+        own = {name: tensor}
+        for delta in (change[name] for change in changes if name in change):
+            if own[name] is tensor:
+                own = {name: tensor.clone()}
+            apply(own, delta)
+        yield name, own[name]
 
 
 def _pattern(tensor: Tensor) -> Tensor:

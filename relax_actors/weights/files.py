@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ ENGINE = "engine.json"
 MAX_HEADER_BYTES = 32 << 20
 DELTA_BASE_KEY = "delta_of"
 """Metadata key of a delta file: fingerprint of the weights that the delta applies to."""
+WHOLE_KEY = "whole"
+"""Metadata key of a file whose header has the names of parts: the header by the names of whole tensors."""
 
 
 DTYPE_CODES = {
@@ -39,6 +42,7 @@ DTYPE_CODES = {
     torch.bool: "BOOL",
 }
 """Data types in the header of a safetensors file."""
+_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,13 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def check(tensors: Mapping[str, Tensor], version: int | str, published: str) -> None:
+    """Compare the digest of a version; raises StoreError if it is not the published one."""
+    if (digest := fingerprint(tensors)) != published:
+        msg = f"weights {version} have fingerprint {digest}, published was {published}; not loaded"
+        raise StoreError(msg)
+
+
 def fingerprint_of_files(shards: Sequence[Path]) -> str:
     """Return the digest of safetensors shards, read one by one; see `Fingerprint`.
 
@@ -123,25 +134,33 @@ class TensorFile:
     """Safetensors file whose tensors are written one at a time, in any order.
 
     A file that is there is replaced, so a process that has mapped it keeps its tensors. `forms` are of all tensors, by
-    name. An open descriptor in place of a path stays open.
+    name. An open descriptor in place of a path stays open. `named` returns what the header has in place of tensors, on
+    any device and in their order: the same under other names, or successive rows; `mapped` reads the whole ones.
 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.
     """
 
     def __init__(
-        self, path: Path | int, forms: Mapping[str, TensorForm], metadata: Mapping[str, str] | None = None
+        self,
+        path: Path | int,
+        forms: Mapping[str, TensorForm],
+        metadata: Mapping[str, str] | None = None,
+        named: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
     ) -> None:
-        header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-        end = 0
         # Every tensor is aligned to its elements if the wider ones come first.
-        for name, form in sorted(forms.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
-            begin, end = end, end + form.nbytes
-            header[name] = {"dtype": DTYPE_CODES[form.dtype], "shape": form.shape, "data_offsets": (begin, end)}
-        text = json.dumps(header, separators=(",", ":")).encode()
+        ordered = dict(sorted(forms.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
+        header = whole = _header(ordered)
+        extra = dict(metadata or {})
+        if named is not None:
+            empty = {name: torch.empty(form.shape, dtype=form.dtype, device="meta") for name, form in ordered.items()}
+            parts = {name: TensorForm.of(tensor) for name, tensor in named(empty).items()}
+            if parts != ordered:
+                header, extra[WHOLE_KEY] = _header(parts), json.dumps(whole, separators=(",", ":"))
+        text = json.dumps(({"__metadata__": extra} if extra else {}) | header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self._begin = 8 + len(text)
-        self._offsets = {name: header[name]["data_offsets"][0] for name in forms}
+        self._offsets = {name: whole[name]["data_offsets"][0] for name in forms}
         if isinstance(path, Path) and path.is_file():
             path.unlink()
         self._file = open(path, "wb", closefd=isinstance(path, Path))  # noqa: SIM115 closed by __exit__
@@ -157,6 +176,15 @@ class TensorFile:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def _header(forms: Mapping[str, TensorForm]) -> dict[str, Any]:
+    """Return the entries of tensors that follow each other."""
+    header, end = {}, 0
+    for name, form in forms.items():
+        begin, end = end, end + form.nbytes
+        header[name] = {"dtype": DTYPE_CODES[form.dtype], "shape": form.shape, "data_offsets": (begin, end)}
+    return header
 
 
 def save(tensors: Mapping[str, Tensor], path: Path | int, base: str | None = None) -> None:
@@ -189,6 +217,35 @@ def load(shards: Sequence[Path]) -> dict[str, Tensor]:
         with _opened(shard) as file:
             tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a mapping
     return tensors
+
+
+def mapped(path: Path) -> tuple[dict[str, Tensor], set[str]]:
+    """Return the tensors of a file of `TensorFile` without copies, and the names in its header.
+
+    They are views of one private mapping, which stays when the file is removed.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(length)) if length <= MAX_HEADER_BYTES else {}
+            size = os.fstat(file.fileno()).st_size
+            storage: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{file.fileno()}", False, size)
+        whole = header.pop("__metadata__", {}).get(WHOLE_KEY)
+        tensors, data = {}, torch.empty(0, dtype=torch.uint8).set_(storage)
+        for name, entry in (header if whole is None else json.loads(whole)).items():
+            dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            if end - begin != TensorForm(dtype, shape).nbytes or end > size:
+                msg = f"{name} has other bytes than its header says"
+                raise ValueError(msg)  # noqa: TRY301 reported below like every other damage
+            tensors[name] = data[begin:end].view(dtype).view(shape)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"weights {path} cannot be read: {error}"
+        raise StoreError(msg) from error
+    return tensors, set(header)
 
 
 def delta_base(shard: Path) -> str | None:

@@ -2,48 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from relax_actors.errors import StoreError
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
+from relax_actors.weights.node_sets import Named, NodeSets
 from relax_actors.weights.protocols import WeightUpdate
+
+Forms = Mapping[str, weights.TensorForm]
 
 
 class HostCopy:
     """Weights of one version in the published dtype; implements `WeightCopy`.
 
-    Invariant: the copy is empty, or its tensors have the published fingerprint.
+    With `sets` the copy is one that the actors of a node share, in a file with the names of `named`; see `TensorFile`.
+    Otherwise it is this process's: of a full set, the mapped files themselves.
+
+    Invariant: the copy is empty, or its tensors have the published fingerprint. They do not change.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sets: NodeSets | None = None, named: Named | None = None) -> None:
+        self._sets, self._named = sets, named
         self.version: int | None = None
         self.fingerprint = ""
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: Mapping[str, Tensor] = {}
 
     def apply(self, updates: Sequence[WeightUpdate]) -> None:
         """Advance to the last of `updates`; see `WeightCopy`.
 
-        Deltas are applied in place. Only the last fingerprint is checked: it depends on all updates before it.
+        Only the last fingerprint is checked: it depends on all updates before it.
         """
-        tensors, base = self.tensors, self.fingerprint
+        base, tensors, last = self.fingerprint, self.tensors, updates[-1]
         self.version, self.fingerprint, self.tensors = None, "", {}
-        for update in updates:
-            bases = {weights.delta_base(shard) for shard in update.shards}
-            if bases == {None}:
-                tensors = weights.load(update.shards)
-            elif bases == {base}:
-                deltas.apply(tensors, weights.load(update.shards))
-            else:
-                wanted = sorted(map(str, bases))
-                held = base or "nothing"
-                msg = f"weights {update.version} are a delta to {wanted}, the copy holds {held}; begin with a full set"
-                raise StoreError(msg)
-            base = update.fingerprint
-        last = updates[-1]
-        if (fingerprint := weights.fingerprint(tensors)) != last.fingerprint:
-            msg = f"weights {last.version} have fingerprint {fingerprint}, published was {last.fingerprint}; not loaded"
+
+        def source() -> tuple[Forms, Iterator[tuple[str, Tensor]]]:
+            whole, chain = _resolved(updates, base, tensors)
+            return {name: weights.TensorForm.of(tensor) for name, tensor in whole.items()}, deltas.advanced(
+                whole, chain
+            )
+
+        if self._sets is None:
+            advanced: Mapping[str, Tensor] = dict(source()[1])
+            weights.check(advanced, last.version, last.fingerprint)
+        else:
+            advanced = self._sets.hold(last.version, last.fingerprint, source, self._named)
+        self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, advanced
+
+
+def _resolved(
+    updates: Sequence[WeightUpdate], base: str, tensors: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Tensor], list[dict[str, Tensor]]]:
+    """Return the last full set among the copy's `tensors` and the updates, and the deltas after it.
+
+    Raises:
+        StoreError: a file cannot be read, or a delta is to other weights than those before it.
+    """
+    chain: list[dict[str, Tensor]] = []
+    for update in updates:
+        bases = {weights.delta_base(shard) for shard in update.shards}
+        if bases == {None}:
+            tensors, chain = weights.load(update.shards), []
+        elif bases == {base}:
+            chain.append(weights.load(update.shards))
+        else:
+            wanted = sorted(map(str, bases))
+            held = base or "nothing"
+            msg = f"weights {update.version} are a delta to {wanted}, the copy holds {held}; begin with a full set"
             raise StoreError(msg)
-        self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, tensors
+        base = update.fingerprint
+    return tensors, chain

@@ -59,7 +59,8 @@ class WeightConsumer(Protocol):
     def stage(self, version: int, tensors: Mapping[str, Any]) -> None:
         """Prepare verified weights, tensors of a `WeightCopy`, beside those in use.
 
-        May run in another thread while the engine computes. The caller may change `tensors` once this returns.
+        May run in another thread while the engine computes. The caller may change `tensors` once this returns, unless
+        they are a `NodeSet`, which never changes.
 
         Raises:
             ConfigError: names, dtypes or shapes are not those of the model.
@@ -83,6 +84,14 @@ class WeightConsumer(Protocol):
 
     def close(self) -> None:
         """Release the resources of the engine."""
+
+
+@runtime_checkable
+class SharesCopies(Protocol):
+    """Engine whose host copies may be those of its node; it releases them when it is closed."""
+
+    def share_copies(self, sets: Any) -> None:
+        """Take copies from `NodeSets` from now on."""
 
 
 class WeightProducer(Protocol):

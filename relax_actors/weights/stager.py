@@ -15,7 +15,7 @@ import pykka
 from relax_actors.errors import ActorError, BrokerError, RowError
 from relax_actors.runtime import Context
 from relax_actors.weights.engine_weights import EngineWeights
-from relax_actors.weights.protocols import WeightConsumer
+from relax_actors.weights.protocols import SharesCopies, WeightConsumer
 from relax_actors.weights.stager_actor import (
     RETRY_SECONDS,
     Message,
@@ -45,6 +45,10 @@ class Stager(EngineWeights):
         self._context, self._follows = context, follows
         # How long published weights may be missing: the trainer rewrites lost files after its current step.
         self._patience = context.config.trainer.deadline
+        if follows and context.config.publishes_deltas and isinstance(engine, SharesCopies):
+            from relax_actors.weights.node_sets import node_sets  # noqa: PLC0415 imports torch; see `StoreReceiver`
+
+            engine.share_copies(node_sets(context))
         self._receiver = make_transport(context).make_receiver(follows=follows)
         self._actor = StagerActor.start(context, self, engine.empty_copy, self._receiver, follows=follows)
 

@@ -96,8 +96,9 @@ class StagerActor(Actor):
                 return self._poll() if timer in (None, self._timer) else None
 
     def on_stop(self) -> None:
-        """Close the receiver."""
+        """Close the receiver, and release the copy."""
         self._receiver.close()
+        self._copy = self._empty_copy()
 
     def _poll(self) -> None:
         """Stage the newest weights and look again later; errors go to those who wait."""

@@ -20,7 +20,10 @@ skip_if_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.fixture(scope="module", params=[name for name, spec in FAMILIES.items() if spec.sglang.architecture])
+SERVED = [name for name, spec in FAMILIES.items() if spec.sglang.architecture]
+
+
+@pytest.fixture(scope="module", params=[*SERVED, "internvl qwen3"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     found = ServedModel(tmp_path_factory.mktemp("run"), request.param)
     yield found

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from relax_actors.engines.sglang.backend import SEGMENTS
-from relax_actors.engines.sglang.weight_loaders import MEMORY, SharedLoader
+from relax_actors.engines.sglang.weight_loaders import FileLoader
 from relax_actors.errors import ActorError
 from relax_actors.isolation.janitor import COMMAND, is_janitor, segments
 from relax_actors.isolation.proc import command, processes
+from relax_actors.weights.node_sets import FILE, MEMORY
 from tests.conformance.base.inference_engine import pairs_of
 from tests.integration.test_sglang import LONG, REQUESTS, STRINGS, shards
 from tests.support.batches import silent
@@ -48,12 +49,12 @@ def test_the_next_incarnation_after_a_crash_finds_the_server_with_its_weights(ke
         "from relax_actors.engines.protocols import GenerationRequest\n"
         "from relax_actors.engines.sglang.connection import SglangSettings\n"
         "from relax_actors.engines.sglang.engine import SglangEngine\n"
-        "from relax_actors.engines.sglang.weight_loaders import DiskLoader\n"
+        "from relax_actors.engines.sglang.weight_loaders import FileLoader\n"
         "from relax_actors.engines.protocols.server import ServerRecord\n"
         "path = pathlib.Path(sys.argv[1])\n"
         "find = lambda: ServerRecord.load(path)\n"
         "settings = SglangSettings(512, rows=1, patience=60, stall=60)\n"
-        "engine = SglangEngine(find, DiskLoader(path.with_suffix('')), settings)\n"
+        "engine = SglangEngine(find, FileLoader(path.parents[1] / 'weights'), settings)\n"
         "engine.load(6, sys.argv[2], [pathlib.Path(sys.argv[3])])\n"
         "tokens = np.array([1, 2], np.int32)\n"
         "request = GenerationRequest(tokens, 1, 4, 1.0, 1.0, 500, frozenset())\n"
@@ -79,12 +80,13 @@ LOADS = """
 import sys, pathlib, httpx
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.server import authorization
-from relax_actors.engines.sglang.weight_loaders import SharedLoader, StagedWeights
+from relax_actors.engines.sglang.weight_loaders import FileLoader, StagedWeights
 from relax_actors.weights import files
 
 path, print_of, shard = map(pathlib.Path, sys.argv[1:])
-SharedLoader(path.with_suffix("")).stage(staged := StagedWeights(7, str(print_of)), files.load([shard]))
-record, (folder,) = ServerRecord.load(path), path.with_suffix("").iterdir()
+loader = FileLoader(path.parents[1] / "weights", in_memory=True)
+loader.stage(staged := StagedWeights(7, str(print_of)), files.load([shard]))
+record, (folder,) = ServerRecord.load(path), (path.parents[1] / "weights").glob("*/7-*")
 print("staged", flush=True)
 sys.stdin.readline()
 body = {"model_path": str(folder), "load_format": "auto", "weight_version": staged.identity}
@@ -95,8 +97,8 @@ httpx.post(record.url + "/update_weights_from_disk", json=body, headers=authoriz
 def test_actor_killed_while_its_server_reads_shared_weights_leaves_nothing(kept: Kept, tmp_path: Path) -> None:
     """Its memory is gone when the server opens it, so the server may end; the next incarnation loads again."""
     print_of, (shard,) = shards(kept, tmp_path)
-    path, log = kept.folder.server(0), kept.folder.log("server.0")
-    with engine_of(kept, SharedLoader(path.with_suffix(""))) as engine:
+    path, log, room = kept.folder.server(0), kept.folder.log("server.0"), kept.folder.weights
+    with engine_of(kept, FileLoader(room, in_memory=True)) as engine:
         engine.load(6, print_of, [shard])
     schedulers = [pid for pid, title in kept.processes().items() if "scheduler" in title]
     command, loads = [sys.executable, "-c", LOADS, str(path), print_of, str(shard)], "Start update_weights"
@@ -115,13 +117,13 @@ def test_actor_killed_while_its_server_reads_shared_weights_leaves_nothing(kept:
             life.wait()
             for pid in schedulers:
                 os.kill(pid, signal.SIGCONT)
-    with engine_of(kept, SharedLoader(path.with_suffix(""))) as engine:
+    with engine_of(kept, FileLoader(room, in_memory=True)) as engine:
         engine.load(7, print_of, [shard])
         made = pairs_of(REQUESTS, engine.generate(REQUESTS, silent))
         check_logprobs(kept.config, made, {7: 1.0}, 1e-5)
         assert holders_of_weights(kept) == {os.getpid()}, "a server lets the memory go once it has read it"
     assert holders_of_weights(kept) == set()
-    assert not path.with_suffix("").exists()
+    assert not list(room.glob(f"*/*/{FILE}"))
 
 
 def holders_of_weights(kept: Kept) -> set[int]:

@@ -49,4 +49,5 @@ def context_of(
         table=Table(table.connection, table.subjects, Store(folder / "store"), f"{role}.0#{incarnation}"),
         state=RunState(table.connection, table.connection.call(ensure_bucket(table.connection, table.subjects), 20)),
         journal=Journal(table.connection, table.subjects, role, 0),
+        node_folder=folder / "run",
     )

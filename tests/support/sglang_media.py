@@ -33,13 +33,18 @@ SAMPLES, TOKENS, TEMPERATURE = 3, 12, 0.8
 class ServedModel:
     """A server of one family, prompts with media, and weights that want to sample placeholders.
 
-    Models with experts record the chosen ones.
+    Models with experts record the chosen ones. A name can hold the type of another decoder behind that of the model,
+    whose head is its embeddings.
     """
 
-    def __init__(self, folder: Path, model_type: str) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
+        model_type, _, decoder = name.partition(" ")
         self.folder, self.store = folder, folder / "store"
         self.store.mkdir()
         has_experts, architecture = "moe" in model_type, architecture_of(model_type)
+        if decoder:
+            text = architecture["text_config"] | {"model_type": decoder, "tie_word_embeddings": True}
+            architecture |= {"text_config": text, "tie_word_embeddings": True}
         if model_type == "qwen3_vl_moe":
             # Two features added to layers: SGLang's own class always adds three.
             vision = architecture["vision_config"] | {"deepstack_visual_indexes": [0, 2]}
@@ -91,7 +96,8 @@ class ServedModel:
     def weights(self, scale: float) -> dict[str, Tensor]:
         """Draw weights whose head prefers the family's special tokens to all others."""
         found = random_weights(self.config, scale)
-        found["lm_head.weight"][list(self.family.barred)] *= 20
+        heads = ("lm_head.weight", "model.language_model.embed_tokens.weight")
+        found[next(name for name in heads if name in found)][list(self.family.barred)] *= 20
         return found
 
     def publish(self, scale: float) -> tuple[str, list[Path]]:

@@ -19,7 +19,7 @@ from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang import presence
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.weight_loaders import DiskLoader, WeightLoader
+from relax_actors.engines.sglang.weight_loaders import FileLoader, WeightLoader
 from relax_actors.errors import ConfigError
 from relax_actors.isolation.proc import processes
 from relax_actors.runtime.blackbox import Snapshot
@@ -117,7 +117,7 @@ def engine_of(
 ) -> Iterator[SglangEngine]:
     """Engine of one incarnation of an actor."""
     path, config = kept.folder.server(0), kept.config
-    loader = loader or DiskLoader(path.with_suffix(""))
+    loader = loader or FileLoader(kept.folder.weights)
     defaults: dict[str, Any] = {"rows": 4, "group": 8, "patience": START_SECONDS, "stall": 60.0}
     facts = measure(config.model_path)
     defaults["parts"] = presence.RENAMED.get(facts.model_type, ())

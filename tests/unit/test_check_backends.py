@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.checks import capacity, examine
-from relax_actors.checks.capacity import host_bytes, memory_of_roles
+from relax_actors.checks.capacity import host_bytes, memory_of_roles, shared_bytes
 from relax_actors.checks.machine import has_gpu, usable_cores
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import ModelFacts
@@ -81,11 +81,17 @@ def test_a_model_without_experts_is_not_taken_for_one_with() -> None:
 
 
 @pytest.mark.usefixtures("asks_transformers_here")
-def test_sglang_is_refused_for_experts_that_are_not_named_as_those_of_qwen() -> None:
+def test_sglang_is_refused_for_experts_that_no_test_has_compared() -> None:
     deepseek = ["model.architecture.model_type=deepseek_v3", "model.architecture.n_routed_experts=8"]
     (error,) = errors(*URLS, *deepseek)
     assert "model of type deepseek_v3" in error
     assert 'use "transformers"' in error
+
+
+@pytest.mark.usefixtures("asks_transformers_here")
+def test_quantised_policy_is_refused_for_sglang() -> None:
+    found = errors(*URLS, 'model.architecture.quantization_config={quant_method = "mxfp4"}')
+    assert any("quantization_config (mxfp4)" in error and "folder of the model in bfloat16" in error for error in found)
 
 
 def test_classes_of_sglang_are_found_by_their_definition(tmp_path: Path) -> None:
@@ -107,11 +113,21 @@ def test_memory_follows_the_precision_of_each_role() -> None:
     assert memory() == {"trainer": 16, "rollout": 8}
     half = ["trainer.precision=bfloat16", "weights.delta=off"]
     assert memory(*half) == {"trainer": 16, "rollout": 8}
-    assert memory("trainer.precision=bfloat16") == {"trainer": 16 + 4, "rollout": 8 + 2}
+    assert memory("trainer.precision=bfloat16") == {"trainer": 16 + 4, "rollout": 8}
     assert memory(*half, "trainer.backend=megatron")["trainer"] == 2 + 4 + 4 + 8
     assert memory("algorithm.kl.place=loss")["trainer"] == 16 + 4
     assert memory("rollout.device=cuda") == {"trainer": 16, "rollout": 0}
     assert memory("critic.device=cpu", config=PPO)["critic"] == 16
+
+
+def test_copies_to_which_deltas_are_added_are_counted_once_a_node() -> None:
+    def shared(*overrides: str) -> int:
+        return shared_bytes(load_config(DEMO, [*CPU, "rollout.replicas=3", *overrides]), ("rollout",), FACTS) // MIB
+
+    assert shared() == shared("trainer.precision=bfloat16", "weights.delta=off") == 0
+    assert shared("trainer.precision=bfloat16") == 2 * 2
+    scored = load_config(DEMO, [*CPU, "trainer.precision=bfloat16", "roles.actor_fwd.replicas=2"])
+    assert [shared_bytes(scored, roles, FACTS) // MIB for roles in (("actor_fwd",), ("rollout", "actor_fwd"))] == [4, 4]
 
 
 def test_memory_of_a_server_follows_its_precision() -> None:
@@ -120,9 +136,9 @@ def test_memory_of_a_server_follows_its_precision() -> None:
         sizes = [memory_of_roles(config, ModelFacts(n * MIB, 64, 14, "qwen3"))["rollout"] for n in (1, 2)]
         return (sizes[1] - sizes[0]) // MIB
 
-    assert rollout() == 2 * 8
-    assert rollout("trainer.precision=bfloat16") == 2 * 4
-    assert rollout("trainer.precision=bfloat16", "rollout.sglang.dtype=float32") == 2 * 8
+    assert rollout() == 2 * 4
+    assert rollout("trainer.precision=bfloat16") == 2 * 2
+    assert rollout("trainer.precision=bfloat16", "rollout.sglang.dtype=float32") == 2 * 4
     assert rollout("rollout.sglang.urls=['http://127.0.0.1:1', 'http://127.0.0.1:2']") == 0
 
 
@@ -136,9 +152,9 @@ def test_server_stays_in_host_memory_where_others_move_to_the_disk() -> None:
         ]
         return {role: (grown[1][role] - grown[0][role]) // MIB for role in ("trainer", "rollout")}
 
-    assert sizes("sglang", "host", "cuda") == {"trainer": 16, "rollout": 8}
-    assert sizes("sglang", "disk", "cuda") == {"trainer": 0, "rollout": 8}
-    assert sizes("sglang", "disk", "cpu") == {"trainer": 16, "rollout": 8}
+    assert sizes("sglang", "host", "cuda") == {"trainer": 16, "rollout": 4}
+    assert sizes("sglang", "disk", "cuda") == {"trainer": 0, "rollout": 4}
+    assert sizes("sglang", "disk", "cpu") == {"trainer": 16, "rollout": 4}
     assert sizes("transformers", "disk", "cuda") == {"trainer": 0, "rollout": 0}
     assert sizes("transformers", "disk", "cpu") == {"trainer": 16, "rollout": 0}
 
@@ -215,11 +231,9 @@ def test_memory_of_quantised_weights_and_a_missing_correction_are_noted() -> Non
     assert layer_bytes(config) == 1 + 4 / 128**2, "a byte a number, and a scale of four bytes a block"
     facts = replace(FACTS, parameters=1 << 30, tables=1 << 28)
     plain = load_config(DEMO, [*half, "rollout.sglang.quantization=none"])
-    # The actor holds the next version unquantised; embeddings, a quarter of the parameters, are not quantised.
-    assert capacity.engine_bytes(plain, "rollout", facts) == 4 << 30
-    assert capacity.engine_bytes(config, "rollout", facts) == int(
-        (2 + 0.25 * 2 + 0.75 * layer_bytes(config)) * (1 << 30)
-    )
+    # Embeddings, a quarter of the parameters, are not quantised.
+    assert capacity.engine_bytes(plain, "rollout", facts) == 2 << 30
+    assert capacity.engine_bytes(config, "rollout", facts) == int((0.25 * 2 + 0.75 * layer_bytes(config)) * (1 << 30))
 
     def notes(*overrides: str) -> list[str]:
         return [n for n in examine(load_config(DEMO, [*half, *overrides])).notes if "quantization" in n]

@@ -92,7 +92,7 @@ def test_memory_of_each_gpu_is_its_share_of_the_model() -> None:
 
 def test_table_names_node_devices_and_the_commands_that_start_them() -> None:
     nodes = simulated_nodes("2x8x80GiB")
-    lines = list(placement_lines(config_of(), nodes, place_on_nodes(config_of(), nodes, LARGE).actors))
+    lines = list(placement_lines(config_of(), nodes, place_on_nodes(config_of(), nodes, LARGE)))
     assert lines[0].split() == ["role", "actor", "node", "devices", "memory"]
     assert any(line.split()[:7] == ["trainer", "trainer.0", "0", "GPUs", "0", "to", "3"] for line in lines)
     assert "relax up rollout.replicas=4" in lines[-2]

@@ -22,7 +22,7 @@ def test_example_fits_on_two_nodes_of_eight(name: str, tmp_path: Path) -> None:
     findings = examine(config, nodes=nodes)
     assert findings.errors == ()
     assert findings.facts is not None
-    lines = list(placement_lines(config, nodes, place_on_nodes(config, nodes, findings.facts).actors))
+    lines = list(placement_lines(config, nodes, place_on_nodes(config, nodes, findings.facts)))
     assert all("0 idle GPUs" in line for line in lines[-2:])
     assert sum(line.startswith("trainer_rank") for line in lines) == 4
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from transformers import AutoConfig
 
 from broker.fields import TensorRef
 from relax_actors.engines.backends import inference_backend
@@ -17,6 +18,7 @@ from relax_actors.engines.protocols import MediaItem, PromptMedia
 from relax_actors.engines.sglang.launch_media import prepare_media
 from relax_actors.engines.sglang.media_reference import MediaReferences, StoredMedia
 from relax_actors.engines.sglang.server_models.fractions import pack, unpack
+from relax_actors.engines.sglang.server_models.without_decoder import towers_of
 from relax_actors.engines.sglang.weight_loaders import to_checkpoint_names
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError, EngineError
@@ -149,3 +151,17 @@ def test_decoder_that_sglang_has_no_class_for_is_refused(tmp_path: Path) -> None
     config = config_of(tmp_path, architecture, rollout={"backend": "sglang"})
     with pytest.raises(ConfigError, match=r"text_config.model_type is 'llama': it serves qwen2, qwen3; use"):
         list(inference_backend(config).check(config, config.model_path))
+
+
+@pytest.mark.parametrize("model_type", ["internvl", "glm4v", "qwen2_5_omni_thinker"])
+def test_towers_keep_their_angles_in_float32(tmp_path: Path, model_type: str) -> None:
+    config = config_of(tmp_path, architecture_of(model_type))
+    towers = towers_of(AutoConfig.from_pretrained(config.model_path), torch.bfloat16)
+    assert {p.dtype for p in towers.parameters()} == {torch.bfloat16}
+    assert not [name for name, _ in towers.named_parameters() if "layers" in name and "audio_tower" not in name]
+    expected = {name: b for name, b in build(config.model_path).named_buffers() if name.endswith("inv_freq")}
+    found = [(name, b) for name, b in towers.named_buffers() if name.endswith("inv_freq")]
+    assert bool(found) == (model_type != "internvl")
+    for name, angles in found:
+        assert angles.dtype is torch.float32
+        torch.testing.assert_close(angles, next(b for n, b in expected.items() if n.endswith(name)), rtol=0, atol=0)

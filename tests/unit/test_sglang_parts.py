@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
-from relax_actors.engines.sglang import presence
+from relax_actors.engines.sglang import float8_blocks, launch, presence
 from relax_actors.engines.sglang.float8_blocks import dequantised, quantised
 from relax_actors.engines.sglang.partial_sample import PartialSample, routed_experts
 from relax_actors.engines.sglang.row_streams import SampleLimit
@@ -24,7 +25,7 @@ from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, EngineError, RelaxError
 from relax_actors.messages import FinishReason
 from relax_actors.weights import files as weights
-from tests.support.quantised import weight_in_float8
+from tests.support.quantised import WIDE, weight_in_float8
 from tests.support.sglang_servers import config_of as run_with
 from tests.support.text_families import MEGATRON, TORCH
 
@@ -207,6 +208,13 @@ def test_weights_get_their_checkpoint_names(tmp_path: Path, name: str) -> None:
         ("gemma3", {}, "tie_word_embeddings = false, and SGLang computes logits of gemma3_text with the embeddings"),
         ("gemma3", {"tie_word_embeddings": True}, ""),
         ("qwen3", {}, ""),
+        ("qwen3_moe", {}, ""),
+        ("qwen3_moe dense", {}, r"mlp_only_layers = \[0\], and SGLang gives all layers of qwen3_moe experts"),
+        (
+            "qwen2_moe",
+            {"head_dim": 8, "decoder_sparse_step": 2},
+            "decoder_sparse_step = 2, and SGLang gives all",
+        ),
     ],
 )
 def test_models_that_sglang_would_compute_otherwise_are_named(name: str, fields: dict[str, Any], why: str) -> None:
@@ -318,6 +326,24 @@ def test_blocks_of_a_weight_have_scales_of_their_own(shape: tuple[int, int]) -> 
     # float8 has three bits behind the point, and steps of 2^-9 below 2^-6.
     steps = torch.maximum(exact.abs() / 16, scales.max() * 2**-10)
     assert ((found - exact).abs() <= steps * (1 + 1e-5)).all()
+
+
+def test_a_large_weight_is_quantised_in_stripes(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn((700, 200), generator=torch.Generator().manual_seed(1))
+    whole = quantised(weight)
+    monkeypatch.setattr(float8_blocks, "AT_ONCE", 2 * 128 * 200)
+    stripes = quantised(weight)
+    assert torch.equal(stripes[0].view(torch.uint8), whole[0].view(torch.uint8))
+    assert torch.equal(stripes[1], whole[1])
+
+
+def test_fields_that_a_user_replaces_stay_beside_those_of_fp8(tmp_path: Path) -> None:
+    name, fields = "--json-model-override-args", '{"rope_theta": 5}'
+    for number, arguments in enumerate(([name, fields], [f"{name}={fields}"])):
+        served = {"quantization": "fp8", "arguments": arguments}
+        config = run_with(tmp_path / str(number), WIDE, rollout={"sglang": served})
+        _, fields = launch.config_arguments(config, config.model_path)
+        assert json.loads(fields).keys() == {"rope_theta", "architectures", "quantization_config"}
 
 
 def test_a_block_of_zeros_is_kept() -> None:

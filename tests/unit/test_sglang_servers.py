@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from relax_actors.checks.capacity import memory_of_roles
-from relax_actors.checks.cluster import PlacedActor, place_on_nodes
+from relax_actors.checks.cluster import PlacedActor, node_shares, place_on_nodes
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import ModelFacts
 from relax_actors.devices.cluster import simulated_nodes
@@ -29,7 +28,7 @@ from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.launch import of_frozen_model
 from relax_actors.engines.sglang.server import Server
 from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, server_arguments
-from relax_actors.engines.sglang.weight_loaders import DiskLoader
+from relax_actors.engines.sglang.weight_loaders import FileLoader
 from relax_actors.errors import ActorError, ConfigError
 from relax_actors.isolation.janitor import SHARED_MEMORY, Janitor, segments
 from relax_actors.isolation.proc import process
@@ -107,6 +106,23 @@ def test_server_arguments_follow_the_configuration() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model_type", "replays", "cuda", "kernels"),
+    [
+        ("gpt_oss", True, True, "triton"),
+        ("gpt_oss", True, False, None),
+        ("gpt_oss", False, True, None),
+        ("glm4_moe", True, True, None),
+    ],
+)
+def test_experts_of_gpt_oss_are_computed_by_kernels_that_report_them(
+    *, model_type: str, replays: bool, cuda: bool, kernels: str | None
+) -> None:
+    facts, config = replace(FACTS, model_type=model_type), config_of(trainer={"router_replay": replays})
+    arguments = pairs(server_arguments(config, Path("model"), facts, 99, key="k", cuda=cuda))
+    assert arguments.get("--moe-runner-backend") == kernels
+
+
+@pytest.mark.parametrize(
     ("rollout", "why"),
     [
         ({"sglang": {"urls": ["http://a"], "weights": "shared"}}, "needs servers that the run starts"),
@@ -162,19 +178,33 @@ def test_server_record_is_private_and_round_trips(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["shared", "group"])
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_weights_that_are_not_in_files_need_host_memory_and_none_of_the_gpu(way: str, device: str) -> None:
-    def placed(way: str) -> tuple[PlacedActor, int]:
+def test_weights_that_are_not_in_files_need_memory_of_the_node_once_and_none_of_the_gpus(way: str, device: str) -> None:
+    def placed(way: str, replicas: int) -> tuple[PlacedActor, int, int]:
         sglang = {"weights": way, "dtype": "bfloat16"}
-        config = config_of(rollout={"backend": "sglang", "device": device, "sglang": sglang})
-        nodes = simulated_nodes("1x8x80GiB")
-        (actor,) = (one for one in place_on_nodes(config, nodes, facts).actors if one.role == "rollout")
-        return actor, memory_of_roles(config, facts)["rollout"]
+        rollout = {"backend": "sglang", "device": device, "sglang": sglang, "replicas": replicas}
+        config = config_of(rollout=rollout, trainer={"precision": "bfloat16"})
+        placement = place_on_nodes(config, simulated_nodes("1x8x80GiB"), facts)
+        first = next(one for one in placement.actors if one.role == "rollout")
+        (share,) = node_shares(config, placement)
+        return first, placement.shared_bytes[0], share.host_bytes
 
     facts = replace(FACTS, parameters=10**9)
-    (disk, of_disk), (memory, of_memory) = placed("disk"), placed(way)
+    (disk, _, one_disk), (memory, of_one, one), (_, of_four, four) = placed("disk", 1), placed(way, 1), placed(way, 4)
     assert bool(memory.gpus) == (device == "cuda")
-    assert memory.device_bytes == disk.device_bytes == (4 * 10**9 if device == "cuda" else 0)
-    assert memory.host_bytes - disk.host_bytes == of_memory - of_disk == 4 * 10**9
+    assert memory.device_bytes == disk.device_bytes == (2 * 10**9 if device == "cuda" else 0)
+    assert of_one == of_four == one - one_disk == 4 * 10**9
+    assert four - one == 3 * memory.host_bytes
+
+
+def test_server_of_thirty_billion_parameters_in_bfloat16_fits_on_a_gpu_of_80_gib() -> None:
+    facts = replace(FACTS, parameters=30 * 10**9)
+    sglang = {"weights": "shared", "dtype": "bfloat16"}
+    rollout = {"backend": "sglang", "device": "cuda", "sglang": sglang}
+    config = config_of(rollout=rollout, trainer={"precision": "bfloat16"})
+    placement = place_on_nodes(config, simulated_nodes("1x8x80GiB"), facts)
+    assert not any("rollout" in problem for problem in placement.problems)
+    assert [one.device_bytes for one in placement.actors if one.role == "rollout"] == [60 * 10**9]
+    assert placement.shared_bytes == (120 * 10**9,)
 
 
 class AuthorizedServer(BaseHTTPRequestHandler):
@@ -226,7 +256,7 @@ def test_unreachable_external_server_is_reported_with_the_reason(tmp_path: Path)
     url = f"http://127.0.0.1:{free_port()}"
     record = ServerRecord(url, "", "elsewhere")
     engine = SglangEngine(
-        lambda: record, DiskLoader(tmp_path / "weights"), SglangSettings(128, rows=1, patience=0.5, stall=5)
+        lambda: record, FileLoader(tmp_path / "weights"), SglangSettings(128, rows=1, patience=0.5, stall=5)
     )
     with pytest.raises(ActorError, match=f"no inference server is ready within 0.5 s.*{url} does not answer"):
         engine.wait_for_server()

@@ -7,11 +7,10 @@ import io
 import os
 import pickle
 import resource
-import subprocess
-import sys
 import threading
 from collections import UserDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,19 @@ import torch
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.weight_loaders import MEMORY, SharedLoader, StagedWeights, pickled_by_name
+from relax_actors.engines.sglang.weight_loaders import (
+    FileLoader,
+    StagedWeights,
+    pickled_by_name,
+    to_checkpoint_names,
+)
 from relax_actors.errors import ActorError
 from relax_actors.weights import files as weights
+from relax_actors.weights.host_copy import HostCopy
+from relax_actors.weights.node_sets import FILE, MEMORY, NodeSet, NodeSets
+from relax_actors.weights.protocols import WeightUpdate
 from tests.support.http_servers import serving
 from tests.support.sglang_servers import opened_by
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_views_are_pickled_without_their_buffer() -> None:
@@ -40,13 +45,21 @@ def test_views_are_pickled_without_their_buffer() -> None:
     assert all(torch.equal(found[name].view(torch.int16), view.view(torch.int16)) for name, view in views.items())
 
 
+def in_memory(room: Path) -> FileLoader:
+    return FileLoader(room, in_memory=True)
+
+
+def staged_of(version: int, tensors: Mapping[str, torch.Tensor]) -> StagedWeights:
+    return StagedWeights(version, weights.fingerprint(tensors))
+
+
 def test_shared_weights_are_read_through_a_link_and_cannot_be_changed(tmp_path: Path) -> None:
-    loader, staged = SharedLoader(tmp_path / "0"), StagedWeights(3, "ab")
+    loader = in_memory(tmp_path)
     tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(40, dtype=torch.bfloat16)[::2]}
-    loader.stage(staged, tensors)
+    loader.stage(staged := staged_of(3, tensors), tensors)
     loader.stage(staged, tensors)  # again, after a failed update
     tensors["a"].zero_()
-    (link,) = (tmp_path / "0" / "3-ab").iterdir()
+    (link,) = tmp_path.glob(f"*/*/{FILE}")
     assert link.is_symlink()
     with link.open("r+b") as file, pytest.raises(PermissionError):
         os.pwrite(file.fileno(), b"x", 0)
@@ -54,13 +67,13 @@ def test_shared_weights_are_read_through_a_link_and_cannot_be_changed(tmp_path: 
     assert read["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert torch.equal(read["b"], tensors["b"])
     loader.forget(staged)
-    assert not list((tmp_path / "0").iterdir())
+    assert not list(tmp_path.glob("*/*"))
     assert read["a"].tolist() == [[0, 1, 2], [3, 4, 5]], "a mapping keeps the memory"
     loader.close()
 
 
 def test_weights_that_cannot_be_written_leave_no_memory(tmp_path: Path) -> None:
-    loader, limits = SharedLoader(tmp_path / "0"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    loader, limits = in_memory(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
     try:
         with pytest.raises(OSError, match="too large"):
@@ -71,7 +84,7 @@ def test_weights_that_cannot_be_written_leave_no_memory(tmp_path: Path) -> None:
 
 
 def test_file_that_is_opened_after_close_gets_no_weights_of_an_unfinished_stage(tmp_path: Path) -> None:
-    loader, victim = SharedLoader(tmp_path / "0"), tmp_path / "victim"
+    loader, victim = in_memory(tmp_path / "room"), tmp_path / "victim"
 
     class Tensors(UserDict[str, torch.Tensor]):
         """Tensors during whose copy another thread closes the loader and opens a file."""
@@ -85,28 +98,37 @@ def test_file_that_is_opened_after_close_gets_no_weights_of_an_unfinished_stage(
             return self.data[name]
 
     tensors = Tensors(a=torch.ones(4), b=torch.ones(1 << 16))
-    loader.stage(StagedWeights(3, "ab"), tensors)
+    with pytest.raises(ActorError, match="not kept: the actor stops"):
+        loader.stage(staged_of(3, tensors), tensors)
     tensors.file.close()
     assert victim.stat().st_size == 0
     assert MEMORY not in opened_by(os.getpid()), "nobody closes the loader again"
-    assert not (tmp_path / "0").exists()
+    assert not list((tmp_path / "room").glob("*/*"))
 
 
-def test_memory_of_a_killed_actor_is_gone_and_its_link_is_removed(tmp_path: Path) -> None:
-    code = (
-        "import os, sys, torch, pathlib\n"
-        "from relax_actors.engines.sglang.weight_loaders import SharedLoader, StagedWeights\n"
-        "loader = SharedLoader(pathlib.Path(sys.argv[1]))\n"
-        "loader.stage(StagedWeights(3, 'ab'), {'a': torch.ones(4)})\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "0")], cwd=ROOT, check=False, timeout=60)
-    assert killed.returncode == -9
-    (link,) = (tmp_path / "0" / "3-ab").iterdir()
-    assert link.is_symlink()
-    assert not link.exists()
-    SharedLoader(tmp_path / "0").close()
-    assert not (tmp_path / "0").exists()
+def test_experts_lie_in_the_file_by_the_names_of_the_server_and_are_read_whole(tmp_path: Path) -> None:
+    tensors = {
+        "model.layers.0.mlp.experts.gate_up_proj": torch.randn(11, 6, 4),
+        "model.layers.0.mlp.experts.down_proj": torch.randn(11, 4, 3),
+        "model.norm.weight": torch.ones(4, dtype=torch.bfloat16),
+        "model.router.bias": torch.ones(1),
+    }
+    weights.save(tensors, tmp_path / "published")
+    update = WeightUpdate(1, weights.fingerprint(tensors), [tmp_path / "published"])
+    loader = FileLoader(tmp_path / "room")
+    copy = HostCopy(loader.sets, partial(to_checkpoint_names, prefixes=[("model.", "served.")]))
+    copy.apply([update])
+    assert copy.tensors.keys() == tensors.keys()
+    assert isinstance(copy.tensors, NodeSet)
+    named = weights.load([copy.tensors.folder / FILE])
+    expected = to_checkpoint_names(tensors, [("model.", "served.")])
+    assert named.keys() == expected.keys()
+    assert all(torch.equal(named[name], expected[name]) for name in named)
+    other = HostCopy(NodeSets(tmp_path / "room"))  # of an engine that reads the published names
+    other.apply([update])
+    assert isinstance(other.tensors, NodeSet)
+    assert (other.tensors.folder / FILE).samefile(copy.tensors.folder / FILE)
+    loader.close()
 
 
 class Refusing(BaseHTTPRequestHandler):
@@ -134,7 +156,7 @@ def record() -> Iterator[ServerRecord]:
 
 
 def test_weights_that_a_server_refuses_are_released(record: ServerRecord, tmp_path: Path) -> None:
-    loader = SharedLoader(tmp_path / "0")
+    loader = in_memory(tmp_path)
     engine = SglangEngine(lambda: record, loader, SglangSettings(128, rows=1, patience=5, stall=5))
     for version in (3, 4):
         engine.stage(version, {"a": torch.full((4,), float(version))})
@@ -142,14 +164,14 @@ def test_weights_that_a_server_refuses_are_released(record: ServerRecord, tmp_pa
             engine.swap()
         assert engine.version is None
     assert MEMORY not in opened_by(os.getpid())
-    assert not list((tmp_path / "0").iterdir())
+    assert not list(tmp_path.glob("*/*"))
     engine.close()
 
 
 def test_weights_that_are_staged_again_while_a_failed_swap_releases_them_are_kept(
     record: ServerRecord, tmp_path: Path
 ) -> None:
-    class Loader(SharedLoader):
+    class Loader(FileLoader):
         """Has another thread stage weights again before it forgets them for the first time."""
 
         def forget(self, staged: StagedWeights) -> None:
@@ -158,7 +180,9 @@ def test_weights_that_are_staged_again_while_a_failed_swap_releases_them_are_kep
                 again.join(0.5)  # it waits for the swap
             super().forget(staged)
 
-    engine = SglangEngine(lambda: record, Loader(tmp_path / "0"), SglangSettings(128, rows=1, patience=5, stall=5))
+    engine = SglangEngine(
+        lambda: record, Loader(tmp_path, in_memory=True), SglangSettings(128, rows=1, patience=5, stall=5)
+    )
     tensors, swapping = {"a": torch.ones(4)}, threading.Event()
     again = threading.Thread(target=engine.stage, args=(3, tensors))
     engine.stage(3, tensors)
@@ -166,7 +190,6 @@ def test_weights_that_are_staged_again_while_a_failed_swap_releases_them_are_kep
     with pytest.raises(ActorError, match="weights 3 cannot be served"):
         engine.swap()
     again.join(20)
-    (folder,) = (tmp_path / "0").iterdir()
-    assert weights.load(list(folder.iterdir()))["a"].tolist() == [1, 1, 1, 1]
+    assert weights.load(list(tmp_path.glob(f"*/*/{FILE}")))["a"].tolist() == [1, 1, 1, 1]
     engine.close()
     assert MEMORY not in opened_by(os.getpid())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from relax_actors.config import Config
 from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
-from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint, follower_bytes
+from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint, follower_bytes, node_copy_bytes
 from relax_actors.engines.protocols.inference import InferenceEngine
 from relax_actors.engines.protocols.scoring import ScoringEngine
 from relax_actors.engines.protocols.server import ServerSpec
@@ -147,7 +147,7 @@ class InferenceBackend(Backend, Protocol):
 
     def footprint(self, config: Config) -> Footprint:
         """Return what an actor needs, with its server."""
-        return Footprint(parameter_bytes=follower_bytes(config))
+        return Footprint(parameter_bytes=follower_bytes(config), node_bytes=node_copy_bytes(config))
 
 
 class TrainingBackend(Backend, Protocol):

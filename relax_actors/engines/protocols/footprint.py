@@ -23,7 +23,7 @@ class Footprint:
         process_bytes: memory of each process besides the model; a server counts with its actor.
         parameter_bytes: memory a parameter of all processes together, where the device is the CPU.
         table_bytes: memory a parameter of embeddings and output head beyond `parameter_bytes`.
-        copied_bytes: bytes of host memory per parameter for copies, also with GPUs.
+        node_bytes: bytes of host memory a parameter for copies that all actors of a node share, also with GPUs.
         gpus: GPUs that it computes on where the device is a GPU; 0 if it needs no device.
         computes_on_cpu: whether it also computes on the CPU of a machine with GPUs, where none is free.
         is_required: whether it must have its GPUs, also on a machine without any.
@@ -33,7 +33,7 @@ class Footprint:
     process_bytes: int = PROCESS_BYTES
     parameter_bytes: float = 0
     table_bytes: float = 0
-    copied_bytes: float = 0
+    node_bytes: float = 0
     gpus: int = 1
     computes_on_cpu: bool = True
     is_required: bool = False
@@ -52,12 +52,19 @@ def served_bytes(config: Config) -> int:
 def follower_bytes(config: Config) -> float:
     """Return the bytes a parameter of an engine that follows the trainer: the weights in use and the next ones.
 
-    With deltas it keeps a copy of the published weights besides, to which they are added. Of an adapter's versions the
-    base is part only once.
+    Of an adapter's versions the base is part only once.
     """
     if config.lora is not None:
         return WEIGHT_BYTES["float32"] * (1 + 2 * ADAPTER_SHARE)
-    return 2 * WEIGHT_BYTES["float32"] + (WEIGHT_BYTES[config.trainer.precision] if config.publishes_deltas else 0)
+    return 2 * WEIGHT_BYTES["float32"]
+
+
+def node_copy_bytes(config: Config) -> int:
+    """Return the bytes a parameter of the copies that the actors of a node share: of the version in use and the next.
+
+    Engines in the process of an actor need them as the base of deltas alone.
+    """
+    return 2 * WEIGHT_BYTES[config.trainer.precision] if config.publishes_deltas else 0
 
 
 def trained_bytes(config: Config, ranks: int = 1, *, offload: bool = False) -> float:

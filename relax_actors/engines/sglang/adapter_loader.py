@@ -24,6 +24,7 @@ from relax_actors.engines.sglang.weight_loaders import StagedWeights, pickled_by
 from relax_actors.engines.torch.adapter import BASE, MARKS, SCALE, check_base, check_scale, digest_of
 from relax_actors.errors import StoreError
 from relax_actors.weights import files as weights
+from relax_actors.weights.node_sets import NodeSet, NodeSets
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class AdapterLoader:
     """
 
     is_adapter = True
+    sets: NodeSets | None = None
 
     def __init__(self, folder: Path, form: AdapterForm, shared: Path, ranks: int = 1) -> None:
         self._folder, self._form, self._shared, self._ranks = folder, form, shared, ranks
@@ -61,8 +63,9 @@ class AdapterLoader:
         """Name of the weights of the base on a server."""
         return f"base:{self._base}"
 
-    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor], held: NodeSet | None = None) -> None:
         """Pickle an adapter; raises ConfigError if it is of another base, or has another scale."""
+        del held
         check_base(tensors.get(BASE), digest_of(self._base), f"version {staged.version}")
         check_scale(tensors.get(SCALE), self._form.scale, f"version {staged.version}")
         own = {name: tensor for name, tensor in tensors.items() if name not in MARKS}

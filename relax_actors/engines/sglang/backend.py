@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
@@ -15,7 +15,7 @@ from relax_actors.data.model_folder import measure
 from relax_actors.data.nested_config import text_fields
 from relax_actors.engines.protocols import InferenceEngine
 from relax_actors.engines.protocols.backend import InferenceBackend
-from relax_actors.engines.protocols.footprint import PROCESS_BYTES, Footprint, served_bytes
+from relax_actors.engines.protocols.footprint import PROCESS_BYTES, WEIGHT_BYTES, Footprint, served_bytes
 from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
 from relax_actors.engines.sglang import launch, presence
 from relax_actors.engines.sglang.adapter_form import MERGE, adapter_arguments, check_served
@@ -25,7 +25,13 @@ from relax_actors.engines.torch.architectures import causal_model_class
 from relax_actors.errors import ConfigError
 from relax_actors.operations.engines import engine_of
 from relax_actors.runtime import Context
+from relax_actors.runtime.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from relax_actors.engines.sglang.weight_loaders import WeightLoader
+
+EXPERTS = "--moe-runner-backend"
+"""Argument of a server that chooses its kernels of experts."""
 SERVER_BYTES = 1700 << 20
 """Memory of a server without its model."""
 QUANTISES = ("--quantization", "--modelopt-quant", "--quantize-and-serve")
@@ -42,40 +48,23 @@ class SglangBackend(InferenceBackend):
 
     def build(self, context: Context) -> InferenceEngine:
         """Wait for the actor's server and connect to it."""
-        from relax_actors.engines.sglang.adapter_loader import AdapterLoader  # noqa: PLC0415 imports torch
-        from relax_actors.engines.sglang.connection import SglangSettings  # noqa: PLC0415
+        from relax_actors.engines.sglang.connection import SglangSettings  # noqa: PLC0415 imports torch
         from relax_actors.engines.sglang.engine import SglangEngine  # noqa: PLC0415
         from relax_actors.engines.sglang.media_reference import MediaReferences  # noqa: PLC0415
         from relax_actors.engines.sglang.merged_adapter import MergedAdapter  # noqa: PLC0415
-        from relax_actors.engines.sglang.weight_loaders import (  # noqa: PLC0415
-            BroadcastLoader,
-            DiskLoader,
-            SharedLoader,
-            WeightLoader,
-        )
         from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
 
         config, path = context.config, context.folder.server(context.n)
         configure_torch(config.run)
-        rollout, settings = config.rollout, config.rollout.sglang
-        external = external_server(context)
-        loader: WeightLoader
-        if settings.weights == "group":
-            loader = BroadcastLoader(settings.tensor_parallel)
-        else:
-            loader = (SharedLoader if settings.weights == "shared" else DiskLoader)(path.with_suffix(""))
+        rollout, external = config.rollout, external_server(context)
         facts, family, merged = measure(config.model_path), served_family(config.model_path), None
-        if config.lora is not None and not settings.merge_adapter:
-            loader = AdapterLoader(
-                config.model_path, form_of(config.lora), path.with_suffix(""), settings.tensor_parallel
-            )
-        elif config.lora is not None:
+        if config.lora is not None and rollout.sglang.merge_adapter:
             import torch  # noqa: PLC0415
 
             merged = MergedAdapter(config.model_path, form_of(config.lora), getattr(torch, config.trainer.precision))
         engine = SglangEngine(
             lambda: external or ServerRecord.load(path),
-            loader,
+            _loader(context, is_own=external is None),
             SglangSettings(
                 facts.context_length,
                 rows=rollout.max_concurrent_prompts,
@@ -87,7 +76,7 @@ class SglangBackend(InferenceBackend):
                 prefixes=() if family is None else family.spec.sglang.prefixes,
                 parts=presence.RENAMED.get(facts.model_type, ()),
                 merged=merged,
-                quantization=settings.quantization,
+                quantization=rollout.sglang.quantization,
                 grammars=external is None and config.gateway is not None,
                 keep_partial=not config.run.deterministic,
                 progress=context.progress,
@@ -150,6 +139,7 @@ class SglangBackend(InferenceBackend):
             msg = f"rollout.replicas = {rollout.replicas}, but rollout.sglang.urls has {len(urls)}; give each actor one"
             raise ConfigError(msg)
         fields = text_fields(json.loads((model / "config.json").read_text()))
+        yield from _check_held(config, fields)
         _check_model(config, fields, facts.model_type, reads_text_only=reads_text_only)
         yield from check_quantization(config, fields, facts, takes_media=not reads_text_only)
         if urls:
@@ -202,21 +192,37 @@ class SglangBackend(InferenceBackend):
         return answers(url, key)
 
     def footprint(self, config: Config) -> Footprint:
-        """Return what an actor needs with its server, which holds the weights in use; the actor holds the next ones.
+        """Return what an actor needs with its server, which holds the weights in use.
 
-        Without files the actor also keeps a copy of both in host memory, for a server that has to start again.
+        Without files the actors of a node hold these and the next ones in memory, also for servers that start again.
         """
         settings, served, held = config.rollout.sglang, served_bytes(config), layer_bytes(config)
         if settings.urls:
             return Footprint(gpus=0)
         return Footprint(
             process_bytes=PROCESS_BYTES + SERVER_BYTES,
-            parameter_bytes=served + held,
+            parameter_bytes=held,
             table_bytes=served - held,
-            copied_bytes=0 if settings.weights == "disk" else 2 * served,
+            node_bytes=0 if settings.weights == "disk" else 2 * WEIGHT_BYTES[config.trainer.precision],
             gpus=settings.tensor_parallel,
             computes_on_cpu=False,
         )
+
+
+def _loader(context: Context, *, is_own: bool) -> WeightLoader:
+    """Return how weights get into the server of an actor; `is_own` if the run has started it."""
+    from relax_actors.engines.sglang.adapter_loader import AdapterLoader  # noqa: PLC0415 imports torch
+    from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, FileLoader  # noqa: PLC0415
+    from relax_actors.weights.node_sets import node_sets  # noqa: PLC0415
+
+    config, settings, own = context.config, context.config.rollout.sglang, context.folder.server(context.n)
+    if config.lora is not None and not settings.merge_adapter:
+        return AdapterLoader(config.model_path, form_of(config.lora), own.with_suffix(""), settings.tensor_parallel)
+    if settings.weights == "group":
+        return BroadcastLoader(settings.tensor_parallel, node_sets(context))
+    # Another machine reads the files for a server that the run does not start.
+    room = RunFolder(context.node_folder).weights if is_own else own.with_suffix("")
+    return FileLoader(room, in_memory=settings.weights == "shared", patience=config.trainer.deadline)
 
 
 def _leave(record: ServerRecord, is_held: Callable[[], bool]) -> None:
@@ -255,6 +261,32 @@ def _check_model(config: Config, fields: Mapping[str, Any], model_type: str, *, 
             f"{heads}; lower it"
         )
         raise ConfigError(msg)
+
+
+def _check_held(config: Config, fields: Mapping[str, Any]) -> Iterator[str]:
+    """Refuse a policy whose weights or experts a server would hold in a form that updates and replays cannot follow.
+
+    Raises:
+        ConfigError: config.json names quantised weights, or an argument chooses kernels that report no experts.
+    """
+    if quantised := fields.get("quantization_config"):
+        kind = quantised.get("quant_method", "unnamed") if isinstance(quantised, dict) else quantised
+        msg = (
+            f'rollout.backend = "sglang": config.json of the model has quantization_config ({kind}), and updates hold '
+            "weights that are not quantised, so its server could not take them; use the folder of the model in "
+            "bfloat16, without that field"
+        )
+        raise ConfigError(msg)
+    if fields.get("model_type") != "gpt_oss":
+        return
+    given = [argument.partition("=")[0] for argument in config.rollout.sglang.arguments]
+    if config.trainer.router_replay and EXPERTS in given:
+        msg = (
+            f"rollout.sglang.arguments: the run sets {EXPERTS} itself, because only some kernels of SGLang report the "
+            "experts of gpt_oss; leave it out, or set trainer.router_replay = false"
+        )
+        raise ConfigError(msg)
+    yield "SGLang holds the attention sinks of gpt_oss in bfloat16, whatever rollout.sglang.dtype is"
 
 
 def _check_class(fields: Mapping[str, Any], model: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
+from torch import Tensor
 
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.server import ServerRecord
@@ -17,6 +18,7 @@ from relax_actors.engines.sglang.media_reference import MediaReferences
 from relax_actors.engines.sglang.merged_adapter import MergedAdapter
 from relax_actors.engines.sglang.row_streams import RowStreams, SampleLimit
 from relax_actors.engines.sglang.server import Server, ServerGoneError, ServerRoom
+from relax_actors.engines.sglang.weight_loaders import to_checkpoint_names
 from relax_actors.errors import ActorError, EngineError
 
 POLL_SECONDS, IDLE_POLL_SECONDS = 0.1, 0.01
@@ -69,6 +71,10 @@ class SglangSettings:
     keep_partial: bool = True
     progress: Callable[[], None] = _no_progress
     stopping: Callable[[], bool] = _never
+
+    def named(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights by the names that the server expects; see `to_checkpoint_names`."""
+        return to_checkpoint_names(tensors, self.prefixes, self.parts)
 
 
 class ServerConnection:

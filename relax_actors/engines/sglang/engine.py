@@ -30,10 +30,11 @@ from relax_actors.engines.sglang.connection import ServerConnection, SglangSetti
 from relax_actors.engines.sglang.partial_sample import ActiveRows
 from relax_actors.engines.sglang.row_streams import Served, cancel_all, wait_for_first
 from relax_actors.engines.sglang.server import Server, ServerGoneError
-from relax_actors.engines.sglang.weight_loaders import StagedWeights, WeightLoader, to_checkpoint_names
+from relax_actors.engines.sglang.weight_loaders import StagedWeights, WeightLoader
 from relax_actors.errors import ActorError, ConfigError, EngineError, StoreError
 from relax_actors.weights import files as weights
 from relax_actors.weights.host_copy import HostCopy
+from relax_actors.weights.node_sets import NodeSet
 from relax_actors.weights.protocols import WeightUpdate
 
 POLL_SECONDS, TICK_SECONDS = 0.1, 0.01
@@ -56,8 +57,7 @@ class SglangEngine(GenerateMixin):
         self._changing = threading.Lock()
         self._staged: StagedWeights | None = None
         self._serving: StagedWeights | None = None
-        # Versions by the names of their weights on the server.
-        self._named: dict[str, int] = {}
+        self._named: dict[str, int] = {}  # versions by the names of their weights on the server
         self._rows = ActiveRows()
 
     @property
@@ -106,20 +106,21 @@ class SglangEngine(GenerateMixin):
         return None if self._serving is None else self._serving.version
 
     def empty_copy(self) -> HostCopy:
-        """Return an empty host copy; see `WeightConsumer`."""
-        return HostCopy()
+        """Return an empty host copy, of its own if full sets are merged from it; see `WeightConsumer`."""
+        return HostCopy(None if self._settings.merged is not None else self._loader.sets, self._settings.named)
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Stage weights in the loader; see `WeightConsumer`."""
         if self._settings.merged is not None:
             tensors = self._settings.merged.full_set(version, tensors)
-        named = to_checkpoint_names(tensors, self._settings.prefixes, self._settings.parts)
-        staged = StagedWeights(version, weights.fingerprint(named), self._settings.quantization)
+        held, named = tensors if isinstance(tensors, NodeSet) else None, self._settings.named(tensors)
+        fingerprint = weights.fingerprint(named) if held is None else held.fingerprint
+        staged = StagedWeights(version, fingerprint, self._settings.quantization)
         with self._changing:
             is_kept = staged in (self._staged, self._serving)
             before = self._exchange(staged) if is_kept else None
         if not is_kept:
-            self._loader.stage(staged, named)
+            self._loader.stage(staged, named, held)
             with self._changing:
                 before = self._exchange(staged)
         if before is not None:
@@ -161,7 +162,7 @@ class SglangEngine(GenerateMixin):
 
     def load(self, version: int, fingerprint: str, shards: Sequence[Path]) -> None:
         """Verify, stage and swap to a full set of weights; see `WeightConsumer`."""
-        copy = HostCopy()
+        copy = self.empty_copy()
         try:
             copy.apply([WeightUpdate(version, fingerprint, shards)])
         except StoreError:

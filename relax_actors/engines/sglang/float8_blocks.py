@@ -14,6 +14,8 @@ from relax_actors.engines.sglang.quantization import BLOCK
 
 TINY = 1e-12
 """Smallest scale: a block of zeros needs one, too."""
+AT_ONCE = 1 << 23
+"""Numbers quantised at a time, for which copies in float32 are made: a server has given most of its GPU away."""
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,11 +28,23 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
         values `[rows, columns] float8_e4m3fn`, and scales `[ceil(rows / 128), ceil(columns / 128)] float32`.
     """
     rows, columns = weight.shape
-    wide = pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
-    blocks = wide.view(wide.shape[0] // BLOCK, BLOCK, -1, BLOCK)
+    values = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=weight.device)
+    scales = torch.empty((-(-rows // BLOCK), -(-columns // BLOCK)), device=weight.device)
+    stripe = max(1, AT_ONCE // (BLOCK * columns))
+    for first in range(0, len(scales), stripe):
+        part = slice(first * BLOCK, (first + stripe) * BLOCK)
+        values[part], scales[first : first + stripe] = _quantised(weight[part])
+    return values, scales
+
+
+def _quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    rows, columns = weight.shape
+    wide, missing = weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK)
+    wide = pad(wide, missing) if any(missing) else wide
+    blocks = wide.reshape(wide.shape[0] // BLOCK, BLOCK, -1, BLOCK)
     scales = (blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max).clamp_min(TINY)
     values = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
-    return values.view(wide.shape)[:rows, :columns].contiguous(), scales
+    return values.view(wide.shape)[:rows, :columns], scales
 
 
 def dequantised(values: Tensor, scales: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.launch import FROZEN_VARIABLE
 from relax_actors.engines.sglang.presence import RENAMED
-from relax_actors.engines.sglang.weight_loaders import DiskLoader, ModelFolder, has_checkpoint_names
+from relax_actors.engines.sglang.weight_loaders import FileLoader, ModelFolder, has_checkpoint_names
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.isolation.proc import process
 from relax_actors.runtime import Context
@@ -99,7 +99,7 @@ class FrozenEngine(SglangEngine):
             self._staged = folder.weights()
             self.swap()
         else:
-            super().__init__(self._own.find, DiskLoader(self._own.scratch / "weights"), settings)
+            super().__init__(self._own.find, FileLoader(self._own.scratch / "weights"), settings)
             shards = sorted(model.glob("*.safetensors"))
             self.load(0, weights.fingerprint_of_files(shards), shards)
 

@@ -23,6 +23,7 @@ FROZEN_VARIABLE = "RELAX_SGLANG_FROZEN"
 whether it is a reward model, `scores`."""
 GRAMMARS_VARIABLE = "RELAX_SGLANG_GRAMMARS"
 """Environment variable with the model folder of a server that applies grammars."""
+OVERRIDES = "--json-model-override-args"
 QUANTIZATION_VARIABLE = "RELAX_SGLANG_QUANTIZATION"
 """Environment variable of a server that quantises the weights that it loads."""
 
@@ -77,7 +78,7 @@ def main() -> None:
     _extend()
     if family is not None:
         replace_processors()
-    more = ["--is-embedding"] if scores else _config_arguments(config, model)
+    more = ["--is-embedding"] if scores else config_arguments(config, model)
     run_server(prepare_server_args([*arguments, *more]))
 
 
@@ -102,7 +103,7 @@ def of_frozen_model(config: Config, device: str) -> Config:
     return config.model_copy(update={"rollout": rollout, "trainer": trainer, "lora": None})
 
 
-def _config_arguments(config: Config, model: Path) -> list[str]:
+def config_arguments(config: Config, model: Path) -> list[str]:
     """Return arguments that name the model's class where its config does not, and the form of quantised weights.
 
     A config made from `model.architecture` names no class.
@@ -113,12 +114,22 @@ def _config_arguments(config: Config, model: Path) -> list[str]:
 
     fields = json.loads((model / "config.json").read_text())
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields["model_type"])
-    changed: dict[str, Any] = {}
-    if not fields.get("architectures") and name is not None:
+    own, changed = _overrides(config.rollout.sglang.arguments), dict[str, Any]()
+    if not (fields | own).get("architectures") and name is not None:
         changed["architectures"] = [name]
     if config.rollout.sglang.quantization == "fp8":
         changed["quantization_config"] = FLOAT8_CONFIG
-    return ["--json-model-override-args", json.dumps(changed)] if changed else []
+    return [OVERRIDES, json.dumps(own | changed)] if changed else []
+
+
+def _overrides(arguments: list[str]) -> dict[str, Any]:
+    """Return the fields of config.json that a user's arguments replace; SGLang reads the last such argument alone."""
+    replaced = ""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = argument.partition("=")
+        if name == OVERRIDES:
+            replaced = value if equals else following
+    return dict(json.loads(replaced or "{}"))
 
 
 if __name__ == "__mp_main__" and GRAMMARS_VARIABLE in os.environ:  # a child process of SGLang

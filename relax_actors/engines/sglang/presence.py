@@ -26,11 +26,8 @@ DIVIDES = ("qwen2", "qwen2_moe", "mixtral")
 """Types of models whose heads have `hidden_size / num_attention_heads` dimensions in SGLang, whatever `head_dim` is."""
 NO_WINDOWS = {"mistral": 4096, "mixtral": None, "qwen2": None, "qwen2_moe": None, "qwen3": None, "qwen3_moe": None}
 """Types of models whose sliding windows SGLang ignores, each with the window of a config.json without the field."""
-READ = {"deepseek_v3": {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
-"""Fields of config.json that SGLang reads and transformers does not, with their values, by model type."""
-
-NO_WINDOWS = {"mistral": 4096, "mixtral": None, "qwen2": None, "qwen2_moe": None, "qwen3": None, "qwen3_moe": None}
-"""Types of models whose sliding windows SGLang ignores, each with the window of a config.json without the field."""
+ALL_SPARSE = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "qwen3_omni_moe_thinker", "qwen3_omni_moe")
+"""Types of models all of whose layers have experts in SGLang, whatever a config.json says."""
 
 
 def require() -> None:
@@ -53,7 +50,7 @@ def computes_float8() -> bool:
 
 def difference(fields: Mapping[str, Any]) -> str:
     """Return why SGLang would compute another model than a config.json describes; empty if it would not."""
-    return _ignored_head_dim(fields) or _ignored_window(fields) or _ignored_head(fields)
+    return _ignored_head_dim(fields) or _ignored_window(fields) or _ignored_head(fields) or _dense_layers(fields)
 
 
 def _ignored_window(fields: Mapping[str, Any]) -> str:
@@ -76,6 +73,16 @@ def _ignored_head(fields: Mapping[str, Any]) -> str:
         "config.json of the model has tie_word_embeddings = false, and SGLang computes logits of gemma3_text with the "
         "embeddings"
     )
+
+
+def _dense_layers(fields: Mapping[str, Any]) -> str:
+    if fields.get("model_type") not in ALL_SPARSE:
+        return ""
+    every, dense = fields.get("decoder_sparse_step") or 1, fields.get("mlp_only_layers") or []
+    if every == 1 and not dense:
+        return ""
+    what = f"mlp_only_layers = {dense}" if dense else f"decoder_sparse_step = {every}"
+    return f"config.json of the model has {what}, and SGLang gives all layers of {fields['model_type']} experts"
 
 
 def _ignored_head_dim(fields: Mapping[str, Any]) -> str:

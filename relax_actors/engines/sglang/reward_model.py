@@ -21,7 +21,7 @@ from relax_actors.engines.protocols.server import ServerSpec
 from relax_actors.engines.sglang.frozen_server import FrozenServer
 from relax_actors.engines.sglang.reward_check import SCORE_CLASSES
 from relax_actors.engines.sglang.server import Server, ServerGoneError
-from relax_actors.engines.sglang.weight_loaders import DiskLoader, ModelFolder, StagedWeights, WeightLoader
+from relax_actors.engines.sglang.weight_loaders import FileLoader, ModelFolder, StagedWeights, WeightLoader
 from relax_actors.errors import ActorError, EngineError
 from relax_actors.runtime import Context
 from relax_actors.weights import files as weights
@@ -56,7 +56,7 @@ class SglangRewardModel:
             tensors = dict(weights.load(sorted(path.glob("*.safetensors"))))
             tensors[BIAS] = torch.zeros(shapes[HEAD][0])
             self._weights = StagedWeights(0, weights.fingerprint(tensors))
-            self._loader = DiskLoader(self._own.scratch / "weights")
+            self._loader = FileLoader(self._own.scratch / "weights")
             self._loader.stage(self._weights, tensors)
         else:
             self._loader = folder = ModelFolder(path.absolute())

@@ -41,6 +41,7 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
         "log-level-http": "warning",
         **_attention_backend(dtype, cuda=cuda),
         **(FLOAT8_KERNELS if cuda and settings.quantization == "fp8" else {}),
+        **_reporting_kernels(config, facts, cuda=cuda),
     }
     flags = ["skip-tokenizer-init", "incremental-streaming-output"]
     if config.media is not None:
@@ -68,6 +69,12 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
     secret = f"--api-key={key}"
     adapter = adapter_arguments(config, cuda=cuda)
     return [*named, *(f"--{flag}" for flag in flags), *adapter, *settings.arguments, secret]
+
+
+def _reporting_kernels(config: Config, facts: ModelFacts, *, cuda: bool) -> dict[str, object]:
+    """Return the argument for kernels that report experts; by default SGLang takes others for gpt-oss."""
+    reports = cuda and config.trainer.router_replay and facts.model_type == "gpt_oss"
+    return {"moe-runner-backend": "triton"} if reports else {}
 
 
 def _attention_backend(dtype: str, *, cuda: bool) -> dict[str, object]:

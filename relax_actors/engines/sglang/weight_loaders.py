@@ -6,13 +6,11 @@ Staged weights are kept until newer ones are served, because a restarted server 
 from __future__ import annotations
 
 import base64
-import fcntl
 import io
-import os
 import pickle
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,11 +22,7 @@ from relax_actors.engines.sglang.broadcast_group import BroadcastGroup
 from relax_actors.engines.sglang.server import Server
 from relax_actors.errors import StoreError
 from relax_actors.weights import files as weights
-
-FILE = "model.safetensors"
-MEMORY = "relax-weights-"
-"""Beginning of the names of memory with weights, which `/proc/<pid>/fd` and `/proc/<pid>/maps` show."""
-SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+from relax_actors.weights.node_sets import PATIENCE_SECONDS, NodeSet, NodeSets, check_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +54,16 @@ class WeightLoader(Protocol):
     def serves(self, server: Server, staged: StagedWeights) -> bool:
         """Whether a server has staged weights."""
 
-    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
+    sets: NodeSets | None
+    """Where the copies are held that deltas are added to; None if the engine keeps one of its own."""
+
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor], held: NodeSet | None = None) -> None:
         """Keep tensors for `load`, in addition to those staged before.
 
-        The caller may change the tensors afterwards.
+        Args:
+            staged: name of the tensors.
+            tensors: by the names that SGLang expects; the caller may change them afterwards.
+            held: the set that they are views of, and which does not change.
         """
 
     def load(self, server: Server, staged: StagedWeights) -> None:
@@ -84,97 +84,54 @@ class FullSets:
     """Versions are full sets of weights, of which a server has one."""
 
     is_adapter, base = False, ""
+    sets: NodeSets | None = None
 
     def serves(self, server: Server, staged: StagedWeights) -> bool:
         """Whether the weights of a server have the name of staged ones."""
         return server.identity() == staged.identity
 
 
-class DiskLoader(FullSets):
-    """Writes a file per version, which the server reads, to a folder of its own; see `WeightLoader`."""
+class FileLoader(FullSets):
+    """Has a server read the files of sets that the actors of a node share; see `WeightLoader`.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._is_closed = folder, False
-        shutil.rmtree(folder, ignore_errors=True)
+    A file lies in memory, which all ranks of the server map, or on the disk. The memory goes with the last process that
+    maps it, however these end, and its seals keep the bytes as they were verified.
 
-    def _folder_of(self, staged: StagedWeights) -> Path:
-        return self._folder / f"{staged.version}-{staged.fingerprint}"
+    Args:
+        room: folder of the node's sets.
+        in_memory: whether the sets that the actor makes lie in memory.
+        patience: seconds to wait for another actor that makes a set.
+    """
 
-    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
-        """Write the file."""
-        folder = self._folder_of(staged)
-        folder.mkdir(parents=True, exist_ok=True)
-        weights.save(tensors, folder / FILE)
-        self._end_stage()
+    def __init__(self, room: Path, *, in_memory: bool = False, patience: float = PATIENCE_SECONDS) -> None:
+        self.sets = self._sets = NodeSets(room, in_memory=in_memory, patience=patience)
+        self._staged: dict[StagedWeights, NodeSet] = {}
 
-    def _end_stage(self) -> None:
-        """Release what was staged if another thread has closed the loader meanwhile; nothing else would."""
-        if self._is_closed:
-            self.close()
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor], held: NodeSet | None = None) -> None:
+        """Hold the set that the tensors are views of, or one of their copies."""
+        if held is None:
+            held = self._sets.hold(staged.version, staged.fingerprint, partial(_source, tensors))
+        self._staged[staged] = held
 
     def load(self, server: Server, staged: StagedWeights) -> None:
-        """Verify the file, which may have been written long before, and have the server read it."""
-        folder = self._folder_of(staged)
-        fingerprint = weights.fingerprint(weights.load([folder / FILE]))
-        if fingerprint != staged.fingerprint:
-            msg = f"{folder} holds weights with fingerprint {fingerprint}, not those of version {staged.version}"
-            raise StoreError(msg)
+        """Have the server read the file; raises StoreError if one on the disk has changed."""
+        # An error would keep a set that a variable refers to.
+        folder = self._staged[staged].folder
+        check_file(folder, staged.fingerprint)
         server.load_files(folder, staged.identity)
 
     def forget(self, staged: StagedWeights) -> None:
-        """Remove the file."""
-        shutil.rmtree(self._folder_of(staged), ignore_errors=True)
+        """Release the set."""
+        self._staged.pop(staged, None)
 
     def close(self) -> None:
-        """Remove the folder."""
-        self._is_closed = True
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Release all sets."""
+        self._staged.clear()
+        self._sets.close()
 
 
-class SharedLoader(DiskLoader):
-    """Keeps a file per version in memory without a name (memfd), which all ranks of the server map; see `WeightLoader`.
-
-    A link in the folder leads to it. The memory goes with the last process that maps it, however these end, and its
-    seals keep the bytes as they were staged.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._descriptors: dict[StagedWeights, int] = {}
-
-    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors to memory, and seal it."""
-        self.forget(staged)
-        descriptor = os.memfd_create(f"{MEMORY}{staged.version}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            weights.save(tensors, descriptor)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-            folder = self._folder_of(staged)
-            folder.mkdir(parents=True)
-            (folder / FILE).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
-        except BaseException:
-            os.close(descriptor)
-            raise
-        # Only now: `close` in another thread would free the number for a file that the tensors were written to.
-        self._descriptors[staged] = descriptor
-        self._end_stage()
-
-    def load(self, server: Server, staged: StagedWeights) -> None:
-        """Have the server read the memory."""
-        server.load_files(self._folder_of(staged), staged.identity)
-
-    def forget(self, staged: StagedWeights) -> None:
-        """Release the memory."""
-        super().forget(staged)
-        if (descriptor := self._descriptors.pop(staged, None)) is not None:
-            os.close(descriptor)
-
-    def close(self) -> None:
-        """Release the memory of all versions, and remove the folder."""
-        self._is_closed = True
-        for staged in list(self._descriptors):
-            self.forget(staged)
-        super().close()
+def _source(tensors: Mapping[str, Tensor]) -> tuple[dict[str, weights.TensorForm], Iterator[tuple[str, Tensor]]]:
+    return {name: weights.TensorForm.of(tensor) for name, tensor in tensors.items()}, iter(tensors.items())
 
 
 class ModelFolder(FullSets):
@@ -190,7 +147,7 @@ class ModelFolder(FullSets):
         """Return the weights of the folder as version 0; raises StoreError if a file cannot be read."""
         return StagedWeights(0, weights.fingerprint_of_files(self._files))
 
-    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor], held: NodeSet | None = None) -> None:
         """Do nothing: the files are there."""
 
     def load(self, server: Server, staged: StagedWeights) -> None:
@@ -213,14 +170,15 @@ class ModelFolder(FullSets):
 class BroadcastLoader(FullSets):
     """Broadcasts tensors to a server that the run started on this machine; see `WeightLoader`."""
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: int, sets: NodeSets | None = None) -> None:
+        self._ranks, self.sets = ranks, sets
         self._tensors: dict[StagedWeights, dict[str, Tensor]] = {}
         self._group: BroadcastGroup | None = None
 
-    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors."""
-        self._tensors[staged] = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor], held: NodeSet | None = None) -> None:
+        """Copy the tensors, unless they are views of a set."""
+        is_held = held is not None
+        self._tensors[staged] = {n: t if is_held else t.detach().clone().contiguous() for n, t in tensors.items()}
 
     def load(self, server: Server, staged: StagedWeights) -> None:
         """Broadcast the tensors; a new instance of the server gets a new group."""
@@ -243,6 +201,8 @@ class BroadcastLoader(FullSets):
         """Leave the group and release all copies."""
         self.close_group()
         self._tensors.clear()
+        if self.sets is not None:
+            self.sets.close()
 
 
 def has_checkpoint_names(names: Collection[str]) -> bool:

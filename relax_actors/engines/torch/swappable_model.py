@@ -16,6 +16,7 @@ from relax_actors.engines.torch.model import build, copy_into, read_folder
 from relax_actors.engines.torch.trained_weights import AllWeights, TrainedWeights
 from relax_actors.errors import StoreError
 from relax_actors.weights.host_copy import HostCopy
+from relax_actors.weights.node_sets import NodeSets
 from relax_actors.weights.protocols import WeightUpdate
 
 
@@ -31,6 +32,7 @@ class SwappableWeights(ABC):
         self._version: int | None = None
         self._staged: tuple[int, dict[str, Tensor]] | None = None
         self._follows = follows
+        self._sets: NodeSets | None = None
         self._spare: dict[str, Tensor] = {}
         self._device = torch.device(device)
         # One thread stages weights, and another moves them.
@@ -53,9 +55,13 @@ class SwappableWeights(ABC):
         """Version in use; None before the first."""
         return self._version
 
+    def share_copies(self, sets: NodeSets) -> None:
+        """Share host copies with other actors of the node; see `SharesCopies`."""
+        self._sets = sets
+
     def empty_copy(self) -> HostCopy:
         """Return an empty host copy; see `WeightConsumer`."""
-        return HostCopy()
+        return HostCopy(self._sets)
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Copy weights to the device beside those in use; see `WeightConsumer`."""
@@ -123,6 +129,8 @@ class SwappableWeights(ABC):
     def close(self) -> None:
         """Release the memory of staged and spare weights; the process frees the rest when it exits."""
         self._staged, self._spare = None, {}
+        if self._sets is not None:
+            self._sets.close()
 
 
 class SwappableModel(SwappableWeights):

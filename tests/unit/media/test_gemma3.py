@@ -115,10 +115,19 @@ def test_tokens_that_no_text_gives_stay(tmp_path: Path) -> None:
     ]
 
 
+def test_placeholders_in_text_are_refused(tmp_path: Path) -> None:
+    of, one = family(tmp_path), tokenizer()
+    image = Features("image", np.zeros((16, 192), np.uint8), np.array([1, 4, 4], np.int32))
+    for text, media in ((f"a{SPECIAL[2]}", []), (f"a{SPECIAL[2]}{SPECIAL[0]}", [image])):
+        with pytest.raises(RowError, match="the text holds <image_soft_token>, which only features of image may"):
+            expand(np.array(one.encode(text).ids, np.int32), media, of, one)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"do_pan_and_scan": True}, "do_pan_and_scan = True is not supported; it must be False"),
+        ({"do_normalize": None}, "do_normalize = None is not supported; it must be True"),
         ({"resample": 3}, "resample = 3 is not supported; it must be 2"),
         ({"size": {"height": 64, "width": 64}}, "and its model (vision_config) reads 32 x 32"),
         ({"tokens": 3}, "mm_tokens_per_image = 3 does not divide an image"),

@@ -1,7 +1,8 @@
-"""Layers with FP8 weights in blocks, in torch: what the kernels for GPUs compute, in float32.
+"""Layers with FP8 weights in blocks, in torch: weights and inputs as on a GPU, with sums in float32.
 
 Weights stay as they are loaded. The inputs of a layer are rounded to float8, too, with a scale for 128 neighbours of a
-token, as those kernels do before they multiply; products are then summed in float32.
+token, as the kernels for GPUs do before they multiply. Those sum products less exactly, and no figure of both has been
+compared.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def _apply_experts(method: Any, layer: Any, dispatch_output: Any) -> Any:
         of = places.any(1)
         parts = _multiply(tokens[of], layer.w13_weight[expert], layer.w13_weight_scale_inv[expert], block)
         gate, up = parts.to(tokens.dtype).chunk(2, -1)
-        made = _multiply(silu(gate) * up, layer.w2_weight[expert], layer.w2_weight_scale_inv[expert], block)
+        inner = (silu(gate.float()) * up.float()).to(tokens.dtype)
+        made = _multiply(inner, layer.w2_weight[expert], layer.w2_weight_scale_inv[expert], block)
         sums[of] += made * (chosen_weights * places)[of].sum(1, keepdim=True)
     return StandardCombineInput(hidden_states=sums.to(tokens.dtype))

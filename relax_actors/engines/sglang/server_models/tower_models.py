@@ -5,7 +5,6 @@ The towers are those of the trainer, so their embeddings are its bits but for ro
 
 from __future__ import annotations
 
-import copy
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,9 +16,9 @@ from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModel, Qwen2_5OmniThinkerForConditionalGeneration
 
 from relax_actors.engines.sglang.server_models.media_models import ForgetsFeatures
+from relax_actors.engines.sglang.server_models.without_decoder import towers_of
 from relax_actors.engines.torch.towers import encode_patches, encode_tiles
 from relax_actors.media.normalise import pixel_values, tiles_of
 
@@ -43,15 +42,7 @@ class TowersOfTransformers(nn.Module):
         # In transformers the head follows the whole model's setting, which the decoder's need not repeat.
         config.text_config.tie_word_embeddings = config.tie_word_embeddings
         self.language_model = DECODERS[config.text_config.model_type](config.text_config, quant_config)
-        self.towers = self.build_towers(config)
-
-    @staticmethod
-    def build_towers(config: Any) -> Any:
-        """Return the model of transformers without its decoder."""
-        small, dtype = _without_layers(config), torch.get_default_dtype()
-        model = AutoModel.from_config(small, dtype=dtype)  # type: ignore[no-untyped-call]
-        del model.language_model
-        return model
+        self.towers = towers_of(config, torch.get_default_dtype())
 
     def get_input_embeddings(self) -> Any:
         """Return the module with the embeddings of tokens."""
@@ -109,13 +100,6 @@ class Qwen2_5OmniForConditionalGeneration(ForgetsFeatures, TowersOfTransformers)
     def __init__(self, config: Any, quant_config: Any = None, **_: Any) -> None:
         super().__init__(config.thinker_config, quant_config)
 
-    @staticmethod
-    def build_towers(config: Any) -> Any:
-        """Return the thinker of transformers without its decoder."""
-        model: Any = Qwen2_5OmniThinkerForConditionalGeneration(_without_layers(config))
-        del model.model, model.lm_head
-        return model.to(torch.get_default_dtype())
-
     def get_video_feature(self, items: Sequence[Any]) -> Tensor:
         """Encode videos."""
         return self.get_image_feature(items)
@@ -130,13 +114,6 @@ class Qwen2_5OmniForConditionalGeneration(ForgetsFeatures, TowersOfTransformers)
         encode: Any = self.towers.get_audio_features
         embeddings: Tensor = encode(features, feature_attention_mask=mask, return_dict=True).last_hidden_state
         return embeddings
-
-
-def _without_layers(config: Any) -> Any:
-    """Return the configuration of a model whose decoder has no layers."""
-    small = copy.deepcopy(config)
-    small.text_config.update({"num_hidden_layers": 0, "layer_types": [], "vocab_size": 1, "pad_token_id": None})
-    return small
 
 
 EntryClass = [
