@@ -344,6 +344,11 @@ def test_fields_that_a_user_replaces_stay_beside_those_of_fp8(tmp_path: Path) ->
         config = run_with(tmp_path / str(number), WIDE, rollout={"sglang": served})
         _, fields = launch.config_arguments(config, config.model_path)
         assert json.loads(fields).keys() == {"rope_theta", "architectures", "quantization_config"}
+    config = run_with(tmp_path / "none", WIDE, rollout={"sglang": {"quantization": "fp8"}})
+    assert json.loads(launch.config_arguments(config, config.model_path)[1]).keys() == {
+        "architectures",
+        "quantization_config",
+    }
 
 
 def test_a_block_of_zeros_is_kept() -> None:

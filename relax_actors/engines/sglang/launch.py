@@ -125,7 +125,7 @@ def config_arguments(config: Config, model: Path) -> list[str]:
 def _overrides(arguments: list[str]) -> dict[str, Any]:
     """Return the fields of config.json that a user's arguments replace; SGLang reads the last such argument alone."""
     replaced = ""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
         name, equals, value = argument.partition("=")
         if name == OVERRIDES:
             replaced = value if equals else following
