@@ -151,9 +151,12 @@ def shared_bytes(config: Config, roles: Collection[str], facts: ModelFacts) -> i
     """Return bytes of host memory for the copies of published weights that a node's actors of some roles share."""
     known = footprints(config)
     scores = (role for role in roles if role in config.roles and role not in (*known, *OWN_MODELS, "reference"))
-    needs = [known[role].node_bytes for role in roles if role in known]
-    needs += [node_copy_bytes(config) for role in scores if spec_of(config, role).device]
-    return int(facts.parameters * max(needs, default=0))
+    needs = {role: known[role].node_bytes for role in roles if role in known}
+    needs |= {role: node_copy_bytes(config) for role in scores if spec_of(config, role).device}
+    # Experts have other names for an inference server than for other engines, so that they share no file.
+    has_names = facts.moe is not None and inference_backend(config).server(config) is not None
+    of_server = needs.pop("rollout", 0) if has_names else 0
+    return int(facts.parameters * (of_server + max(needs.values(), default=0)))
 
 
 def on_cpu(device: str) -> bool:

@@ -33,8 +33,8 @@ class SglangSection(Section):
     """File with the API key of the servers in `urls`."""
     weights: Literal["disk", "shared", "group"] = "disk"
     """How a server receives weights: from a file that the actors of a node share; from memory that they and their
-    servers share, where two versions lie; or by broadcast in a gloo process group. The last two are refused with
-    `urls`."""
+    servers share, where up to three versions lie; or by broadcast in a gloo process group. The last two are refused
+    with `urls`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the server; "auto" is `trainer.precision`."""
     quantization: Literal["none", "fp8", "int4"] = "none"
@@ -215,7 +215,8 @@ class RoleSection(BaseModel):
     deadline: PositiveFloat = 60.0
     """Seconds without progress after which an actor counts as hung, is killed and replaced."""
     memory_limit_mib: Positive | None = None
-    """Memory limit of an actor's process; a row that exceeds it fails. Unlimited if not set."""
+    """Memory limit of an actor's process, without weights that it shares with other actors; a row that exceeds it
+    fails. Unlimited if not set."""
     gpus: NonNegativeInt | None = None
     """GPUs of an actor, which other actors do not get. By default 1 for a role that computes on a device, else 0."""
     secrets: tuple[str, ...] | None = None

@@ -6,9 +6,9 @@ import os
 import resource
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from relax_actors.errors import StoreFullError
-from relax_actors.isolation.proc import process
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.exit_codes import EXIT_CRASHED, EXIT_HUNG
@@ -166,6 +166,6 @@ def limit_memory(memory_limit_mib: int) -> None:
 
 
 def resident_mib() -> int:
-    """Return the resident memory of this process in MiB."""
-    own = process()
-    return 0 if own is None else own.memory // MIB
+    """Return the resident memory of this process in MiB, without files and memory that it shares, such as weights."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split(maxsplit=1)[0]) // 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import safetensors
 import torch
 import xxhash
@@ -222,7 +224,8 @@ def load(shards: Sequence[Path]) -> dict[str, Tensor]:
 def mapped(path: Path) -> tuple[dict[str, Tensor], set[str]]:
     """Return the tensors of a file of `TensorFile` without copies, and the names in its header.
 
-    They are views of one private mapping, which stays when the file is removed.
+    They are views of one mapping, which stays when the file is removed. Nothing can write to it: an attempt ends the
+    process.
 
     Raises:
         StoreError: it is missing or damaged.
@@ -231,10 +234,8 @@ def mapped(path: Path) -> tuple[dict[str, Tensor], set[str]]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header: dict[str, Any] = json.loads(file.read(length)) if length <= MAX_HEADER_BYTES else {}
-            size = os.fstat(file.fileno()).st_size
-            storage: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{file.fileno()}", False, size)
-        whole = header.pop("__metadata__", {}).get(WHOLE_KEY)
-        tensors, data = {}, torch.empty(0, dtype=torch.uint8).set_(storage)
+            data = _read_only(file.fileno())
+        whole, size, tensors = header.pop("__metadata__", {}).get(WHOLE_KEY), len(data), {}
         for name, entry in (header if whole is None else json.loads(whole)).items():
             dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
             begin, end = (8 + length + offset for offset in entry["data_offsets"])
@@ -246,6 +247,16 @@ def mapped(path: Path) -> tuple[dict[str, Tensor], set[str]]:
         msg = f"weights {path} cannot be read: {error}"
         raise StoreError(msg) from error
     return tensors, set(header)
+
+
+def _read_only(descriptor: int) -> Tensor:
+    """Map a file, and return its bytes, `[size] uint8`; the kernel counts the mapping as no memory of this process."""
+    size = os.fstat(descriptor).st_size
+    array = np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
+    # torch warns of buffers that cannot be written.
+    memory: Any = (ctypes.c_char * size).from_address(array.ctypes.data)
+    memory.mapping = array
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def delta_base(shard: Path) -> str | None:

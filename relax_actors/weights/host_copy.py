@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from relax_actors.errors import StoreError
+from relax_actors.errors import ActorError, StoreError
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
 from relax_actors.weights.node_sets import Named, NodeSets
@@ -35,7 +35,7 @@ class HostCopy:
 
         Only the last fingerprint is checked: it depends on all updates before it.
         """
-        base, tensors, last = self.fingerprint, self.tensors, updates[-1]
+        before, base, tensors, last = self.version, self.fingerprint, self.tensors, updates[-1]
         self.version, self.fingerprint, self.tensors = None, "", {}
 
         def source() -> tuple[Forms, Iterator[tuple[str, Tensor]]]:
@@ -44,11 +44,15 @@ class HostCopy:
                 whole, chain
             )
 
-        if self._sets is None:
-            advanced: Mapping[str, Tensor] = dict(source()[1])
-            weights.check(advanced, last.version, last.fingerprint)
-        else:
-            advanced = self._sets.hold(last.version, last.fingerprint, source, self._named)
+        try:
+            if self._sets is None:
+                advanced: Mapping[str, Tensor] = dict(source()[1])
+                weights.check(advanced, last.version, last.fingerprint)
+            else:
+                advanced = self._sets.hold(last.version, last.fingerprint, source, self._named)
+        except (OSError, ActorError):  # no room, or no time: the copy is as good as before
+            self.version, self.fingerprint, self.tensors = before, base, tensors
+            raise
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, advanced
 
 

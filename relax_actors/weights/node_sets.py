@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import structlog
+import xxhash
 from torch import Tensor
 
 from broker.files import open_lock
@@ -41,6 +44,10 @@ log = structlog.get_logger()
 Named: TypeAlias = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 Source: TypeAlias = Callable[[], tuple[Mapping[str, weights.TensorForm], Iterator[tuple[str, Tensor]]]]
 """Returns the forms of the tensors of a set, and the tensors one after the other."""
+
+
+class OtherNamesError(StoreError):
+    """A set whose file has the names of another engine."""
 
 
 class NodeSet(Mapping[str, Tensor]):
@@ -121,8 +128,10 @@ class NodeSets:
         """Return a descriptor of a complete set of any process; `refused` are identities of files."""
         for path in sorted(self._room.glob(f"*/{name}.*/{FILE}")):
             try:
-                # The number in /proc may be that of another file by now, even of a pipe that nobody writes to.
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                # The number in /proc may be that of another file by now, even of a terminal.
+                if not stat.S_ISREG(path.stat().st_mode):
+                    continue
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
             except OSError:
                 continue
             if _identity(descriptor) not in refused and (not path.is_symlink() or _is_sealed(descriptor)):
@@ -143,7 +152,7 @@ class NodeSets:
                     file.write(*tensor)
             if self._in_memory:
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-            return self._kept(descriptor, name, fingerprint, named)
+            return self._kept(descriptor, name, fingerprint, named, own=path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -154,7 +163,7 @@ class NodeSets:
         """Hold a set that another process has made; None if it is gone, or is not what its name says."""
         try:
             return self._kept(descriptor, name, fingerprint, named)
-        except FileNotFoundError:  # released meanwhile
+        except (FileNotFoundError, OtherNamesError):  # released meanwhile, or of no use here
             os.close(descriptor)
             return None
         except (StoreError, OSError) as error:
@@ -165,28 +174,38 @@ class NodeSets:
             os.close(descriptor)
             raise
 
-    def _kept(self, descriptor: int, name: str, fingerprint: str, named: Named | None) -> NodeSet:
+    def _kept(
+        self, descriptor: int, name: str, fingerprint: str, named: Named | None, own: Path | None = None
+    ) -> NodeSet:
         """Map a complete set, verify it, and link to it in the folder of this process, so that others find it.
 
+        A file that this process has written, `own`, is moved there, since not every file system has links.
+
         Raises:
-            StoreError: it has another fingerprint, or names of another engine.
-            OSError: the file has been removed.
+            OtherNamesError: it has the names of another engine.
+            StoreError: it has another fingerprint.
+            OSError: the file has been removed, or cannot be linked to.
         """
         opened, in_memory = Path(f"/proc/self/fd/{descriptor}"), _is_sealed(descriptor)
         tensors, names = weights.mapped(opened)
-        weights.check(tensors, _version(name), fingerprint)
         if named is not None and names != set(named(tensors)):
             msg = "its names are those of another engine"
-            raise StoreError(msg)
+            raise OtherNamesError(msg)
+        weights.check(tensors, _version(name), fingerprint)
         with self._changing:
             if self._is_closed:
                 msg = f"weights {_version(name)} are not kept: the actor stops"
                 raise ActorError(msg)
             self._count += 1  # another thread may still remove the folder of an earlier hold
+            for left in self._folder.glob("*.*/"):  # NFS keeps the folder of a file that is still mapped
+                with suppress(OSError):
+                    left.rmdir()
             folder = self._folder / f"{name}.{self._count}"
             folder.mkdir()
             if in_memory:
                 (folder / FILE).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+            elif own is not None:
+                own.rename(folder / FILE)
             else:
                 _link(opened, folder / FILE)
             held = NodeSet(fingerprint, folder, tensors)
@@ -250,6 +269,12 @@ def node_sets(context: Context) -> NodeSets:
     return NodeSets(RunFolder(context.node_folder).weights, patience=context.config.trainer.deadline)
 
 
+def files_of_node(context: Context) -> Path:
+    """Return the folder in the run's folder for files that the actors of this node share: a node's own may be small."""
+    digest = xxhash.xxh3_64_hexdigest(str(context.node_folder).encode())
+    return context.folder.weights / f"{platform.node()}-{digest}"
+
+
 def _own_folder(room: Path) -> tuple[int, Path]:
     """Create a folder of this process, and a lock beside it that says that the process lives."""
     while True:
@@ -274,8 +299,8 @@ def _link(opened: Path, target: Path) -> None:
 
 
 def _release(folder: Path, descriptor: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
     os.close(descriptor)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -48,7 +48,9 @@ class Stager(EngineWeights):
         if follows and context.config.publishes_deltas and isinstance(engine, SharesCopies):
             from relax_actors.weights.node_sets import node_sets  # noqa: PLC0415 imports torch; see `StoreReceiver`
 
-            engine.share_copies(node_sets(context))
+            # A sandbox shows the folder of its node read-only, and has processes of its own: its copies are, too.
+            with suppress(OSError):
+                engine.share_copies(node_sets(context))
         self._receiver = make_transport(context).make_receiver(follows=follows)
         self._actor = StagerActor.start(context, self, engine.empty_copy, self._receiver, follows=follows)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -182,3 +187,48 @@ def test_delta_is_added_to_the_mapped_set_by_the_first_actor_alone(
     assert (copies[0].version, copies[0].tensors) == (None, {})
     copies[0].apply(updates)
     assert torch.equal(copies[0].tensors["b"], before["b"])
+
+
+def test_without_links_each_actor_makes_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "the file system has no links")
+
+    monkeypatch.setattr(os, "link", refused)
+    first, second = (NodeSets(tmp_path / "room", in_memory=False) for _ in range(2))
+    with closing(first), closing(second):
+        made, own = first.hold(3, PRINT, source), second.hold(3, PRINT, source)
+        assert not os.path.samestat(file_of(made), file_of(own))
+        assert weights.fingerprint(own) == PRINT
+
+
+def test_a_copy_that_finds_no_room_is_as_good_as_before(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.safetensors" for number in range(2)]
+    changed = TENSORS | {"a": TENSORS["a"] + 1}
+    for path, tensors in zip(paths, (TENSORS, changed), strict=True):
+        weights.save(tensors, path)
+    sets = NodeSets(tmp_path / "room")
+    copy = HostCopy(sets)
+    copy.apply([WeightUpdate(3, PRINT, [paths[0]])])
+    sets.close()
+    with pytest.raises(ActorError, match="the actor stops"):
+        copy.apply([WeightUpdate(4, weights.fingerprint(changed), [paths[1]])])
+    assert (copy.version, copy.fingerprint) == (3, PRINT)
+    assert copy.tensors["a"].tolist() == TENSORS["a"].tolist()
+
+
+def test_a_mapped_set_cannot_be_written(tmp_path: Path) -> None:
+    weights.save(TENSORS, tmp_path / FILE)
+    code = "import sys, pathlib; from relax_actors.weights import files\n"
+    code += "tensors, _ = files.mapped(pathlib.Path(sys.argv[1])); tensors['a'].zero_()"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / FILE)], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert weights.fingerprint(weights.mapped(tmp_path / FILE)[0]) == PRINT
+
+
+def test_what_is_no_file_in_a_link_of_a_dead_actor_is_not_opened(tmp_path: Path) -> None:
+    sets = NodeSets(tmp_path / "room")
+    left = tmp_path / "room" / "1-dead" / f"3-{PRINT}.1"
+    left.mkdir(parents=True)
+    (left / FILE).symlink_to("/dev/tty")
+    with closing(sets):
+        assert sets.hold(3, PRINT, source)["a"].tolist() == TENSORS["a"].tolist()

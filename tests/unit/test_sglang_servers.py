@@ -192,7 +192,7 @@ def test_weights_that_are_not_in_files_need_memory_of_the_node_once_and_none_of_
     (disk, _, one_disk), (memory, of_one, one), (_, of_four, four) = placed("disk", 1), placed(way, 1), placed(way, 4)
     assert bool(memory.gpus) == (device == "cuda")
     assert memory.device_bytes == disk.device_bytes == (2 * 10**9 if device == "cuda" else 0)
-    assert of_one == of_four == one - one_disk == 4 * 10**9
+    assert of_one == of_four == one - one_disk == 3 * 2 * 10**9  # in use, next, and its successor
     assert four - one == 3 * memory.host_bytes
 
 
@@ -200,7 +200,7 @@ def test_server_of_thirty_billion_parameters_in_bfloat16_fits_on_a_gpu_of_80_gib
     facts = replace(FACTS, parameters=30 * 10**9)
     sglang = {"weights": "shared", "dtype": "bfloat16"}
     rollout = {"backend": "sglang", "device": "cuda", "sglang": sglang}
-    config = config_of(rollout=rollout, trainer={"precision": "bfloat16"})
+    config = config_of(rollout=rollout, trainer={"precision": "bfloat16"}, staleness={"max": 0})
     placement = place_on_nodes(config, simulated_nodes("1x8x80GiB"), facts)
     assert not any("rollout" in problem for problem in placement.problems)
     assert [one.device_bytes for one in placement.actors if one.role == "rollout"] == [60 * 10**9]

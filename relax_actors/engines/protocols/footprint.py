@@ -59,6 +59,11 @@ def follower_bytes(config: Config) -> float:
     return 2 * WEIGHT_BYTES["float32"]
 
 
+def held_copies(config: Config) -> int:
+    """Return how many versions a node holds for its inference servers: that in use, the next, and its successor."""
+    return 3 if config.staleness.max else 2
+
+
 def node_copy_bytes(config: Config) -> int:
     """Return the bytes a parameter of the copies that the actors of a node share: of the version in use and the next.
 

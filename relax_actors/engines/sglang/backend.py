@@ -15,7 +15,7 @@ from relax_actors.data.model_folder import measure
 from relax_actors.data.nested_config import text_fields
 from relax_actors.engines.protocols import InferenceEngine
 from relax_actors.engines.protocols.backend import InferenceBackend
-from relax_actors.engines.protocols.footprint import PROCESS_BYTES, WEIGHT_BYTES, Footprint, served_bytes
+from relax_actors.engines.protocols.footprint import PROCESS_BYTES, WEIGHT_BYTES, Footprint, held_copies, served_bytes
 from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
 from relax_actors.engines.sglang import launch, presence
 from relax_actors.engines.sglang.adapter_form import MERGE, adapter_arguments, check_served
@@ -199,11 +199,12 @@ class SglangBackend(InferenceBackend):
         settings, served, held = config.rollout.sglang, served_bytes(config), layer_bytes(config)
         if settings.urls:
             return Footprint(gpus=0)
+        published = WEIGHT_BYTES[config.trainer.precision]
         return Footprint(
             process_bytes=PROCESS_BYTES + SERVER_BYTES,
             parameter_bytes=held,
             table_bytes=served - held,
-            node_bytes=0 if settings.weights == "disk" else 2 * WEIGHT_BYTES[config.trainer.precision],
+            node_bytes=0 if settings.weights == "disk" else held_copies(config) * published,
             gpus=settings.tensor_parallel,
             computes_on_cpu=False,
         )
@@ -213,16 +214,18 @@ def _loader(context: Context, *, is_own: bool) -> WeightLoader:
     """Return how weights get into the server of an actor; `is_own` if the run has started it."""
     from relax_actors.engines.sglang.adapter_loader import AdapterLoader  # noqa: PLC0415 imports torch
     from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, FileLoader  # noqa: PLC0415
-    from relax_actors.weights.node_sets import node_sets  # noqa: PLC0415
+    from relax_actors.weights.node_sets import files_of_node, node_sets  # noqa: PLC0415
 
     config, settings, own = context.config, context.config.rollout.sglang, context.folder.server(context.n)
     if config.lora is not None and not settings.merge_adapter:
         return AdapterLoader(config.model_path, form_of(config.lora), own.with_suffix(""), settings.tensor_parallel)
     if settings.weights == "group":
         return BroadcastLoader(settings.tensor_parallel, node_sets(context))
-    # Another machine reads the files for a server that the run does not start.
-    room = RunFolder(context.node_folder).weights if is_own else own.with_suffix("")
-    return FileLoader(room, in_memory=settings.weights == "shared", patience=config.trainer.deadline)
+    if settings.weights == "shared":
+        return FileLoader(RunFolder(context.node_folder).weights, in_memory=True, patience=config.trainer.deadline)
+    # Another machine reads the files for a server that the run does not start. The folder of a node may be small.
+    room = files_of_node(context) if is_own else own.with_suffix("")
+    return FileLoader(room, patience=config.trainer.deadline)
 
 
 def _leave(record: ServerRecord, is_held: Callable[[], bool]) -> None:

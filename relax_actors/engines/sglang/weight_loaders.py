@@ -172,20 +172,21 @@ class BroadcastLoader(FullSets):
 
     def __init__(self, ranks: int, sets: NodeSets | None = None) -> None:
         self._ranks, self.sets = ranks, sets
-        self._tensors: dict[StagedWeights, dict[str, Tensor]] = {}
+        self._tensors: dict[StagedWeights, tuple[dict[str, Tensor], NodeSet | None]] = {}
         self._group: BroadcastGroup | None = None
 
     def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor], held: NodeSet | None = None) -> None:
         """Copy the tensors, unless they are views of a set."""
         is_held = held is not None
-        self._tensors[staged] = {n: t if is_held else t.detach().clone().contiguous() for n, t in tensors.items()}
+        copies = {n: t if is_held else t.detach().clone().contiguous() for n, t in tensors.items()}
+        self._tensors[staged] = copies, held  # as long as the set is held, other actors find it
 
     def load(self, server: Server, staged: StagedWeights) -> None:
         """Broadcast the tensors; a new instance of the server gets a new group."""
         if self._group is None or self._group.instance != server.record.instance:
             self.close_group()
             self._group = BroadcastGroup(server, self._ranks)
-        self._group.send(server, self._tensors[staged], staged.identity)
+        self._group.send(server, self._tensors[staged][0], staged.identity)
 
     def close_group(self) -> None:
         """Leave the group of the server."""
