@@ -140,7 +140,7 @@ def measure(
 def distance(
     trainer: TorchEngine, asked: Sequence[GenerationRequest], made: Sequence[Sequence[Generation]]
 ) -> dict[str, float]:
-    """Compare log-probs of samples with those that a trainer computes, in nats."""
+    """Return how far the log-probs of samples are from the trainer's, in nats."""
     pairs = [(request, sample) for request, group in zip(asked, made, strict=True) for sample in group]
     samples = [TrainSample.of_completion(r.tokens, s.tokens, logprobs=s.logprobs) for r, s in pairs]
     scored = trainer.score(samples, lambda: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -122,3 +123,18 @@ def remove_unfinished(folder: Path) -> None:
         pid = path.name.split(".")[-2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and not path.is_dir():
             path.unlink(missing_ok=True)
+
+
+def try_lock(lock: int) -> bool:
+    """Take a lock file if nobody has it; return whether it was taken."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(lock: int) -> bool:
+    """Release a lock file; return True."""
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return True

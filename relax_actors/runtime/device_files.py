@@ -6,13 +6,12 @@ both when their process ends.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker.files import open_lock
+from broker.files import open_lock, try_lock, unlock
 from relax_actors.config import Config
 from relax_actors.devices.binding import leased_devices
 from relax_actors.runtime.run_folder import RunFolder
@@ -37,23 +36,8 @@ class Device:
         os.close(self.next)
 
 
-def try_lock(lock: int) -> bool:
-    """Take a lock file if nobody has it; return whether it was taken."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def unlock(lock: int) -> bool:
-    """Release a lock file; return True."""
-    fcntl.flock(lock, fcntl.LOCK_UN)
-    return True
-
-
 def device_locks(config: Config, role: str) -> list[Path]:
-    """Return the lock files of the devices that this process shares."""
+    """Return the lock files of the shared devices of this process."""
     device = config.placement.device_of(role)
     names = () if device is None else leased_devices() or (str(device),)
     return [RunFolder(config.folder).device_lock(name) for name in names]

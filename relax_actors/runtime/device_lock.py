@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from broker.files import try_lock, unlock
 from relax_actors.errors import ActorError, StoreFullError
 from relax_actors.runtime.context import Context
-from relax_actors.runtime.device_files import Device, try_lock, unlock
+from relax_actors.runtime.device_files import Device
 
 REPORT_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.005
@@ -82,7 +83,7 @@ class DeviceLock:
         paths: the devices' lock files, in an order that all actors share; a second lock file is created beside each.
         context: the actor's context. Waiting counts as progress; long waits are reported in events.
         patience: seconds for which one other actor may hold a device after its turn before waiting for it fails.
-        turn: seconds for which an actor with more work keeps the devices from those that wait, if its memory leaves.
+        turn: seconds that other actors wait while this one has more work, if its memory leaves.
         folder: folder of the files that engines move their memory to; None for host memory.
     """
 

@@ -4,8 +4,8 @@ Each process has a folder of its own in the room of its node, and a folder in it
 to memory without a name (memfd) or a hard link to a file. A process looks for a set in the folders of all others. The
 first one that needs a set makes it, and the others wait. A set lasts as long as any process holds it.
 
-Invariant: only complete sets whose bytes have their fingerprint are visible, and whoever holds one has compared the
-bytes that it has mapped itself. What a killed process leaves is removed by any other of the node.
+Invariant: only complete sets whose bytes have their fingerprint are visible, and a process that holds a set has
+verified the bytes that it has mapped. Any other process of the node removes what a killed one leaves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import structlog
 import xxhash
 from torch import Tensor
 
-from broker.files import open_lock
+from broker.files import open_lock, try_lock
 from relax_actors.errors import ActorError, StoreError
 from relax_actors.runtime import Context
 from relax_actors.runtime.run_folder import RunFolder
@@ -224,7 +224,7 @@ class NodeSets:
         self._sweep()
         end, lock = time.monotonic() + self._patience, open_lock(self._room / "making")
         try:
-            while not _try_lock(lock):
+            while not try_lock(lock):
                 if time.monotonic() > end:
                     maker = os.pread(lock, 200, 0).decode(errors="replace").strip()
                     msg = (
@@ -245,7 +245,7 @@ class NodeSets:
             with suppress(OSError):
                 lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    if _try_lock(lock):
+                    if try_lock(lock):
                         shutil.rmtree(path.with_suffix(""), ignore_errors=True)
                         path.unlink()
                 finally:
@@ -313,14 +313,6 @@ def _is_sealed(descriptor: int) -> bool:
         return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS == SEALS
     except OSError:  # no memory without a name
         return False
-
-
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _version(name: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
@@ -18,10 +18,16 @@ from relax_actors.engines.protocols.backend import InferenceBackend
 from relax_actors.engines.protocols.footprint import PROCESS_BYTES, WEIGHT_BYTES, Footprint, held_copies, served_bytes
 from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
 from relax_actors.engines.sglang import launch, presence
-from relax_actors.engines.sglang.adapter_form import MERGE, adapter_arguments, check_served
+from relax_actors.engines.sglang.adapter_form import adapter_arguments
 from relax_actors.engines.sglang.launch_media import served_family
 from relax_actors.engines.sglang.quantization import check_quantization, layer_bytes
-from relax_actors.engines.torch.architectures import causal_model_class
+from relax_actors.engines.sglang.settings_check import (
+    check_adapter,
+    check_class,
+    check_held,
+    check_model,
+    check_places,
+)
 from relax_actors.errors import ConfigError
 from relax_actors.operations.engines import engine_of
 from relax_actors.runtime import Context
@@ -30,8 +36,6 @@ from relax_actors.runtime.run_folder import RunFolder
 if TYPE_CHECKING:
     from relax_actors.engines.sglang.weight_loaders import WeightLoader
 
-EXPERTS = "--moe-runner-backend"
-"""Argument of a server that chooses its kernels of experts."""
 SERVER_BYTES = 1700 << 20
 """Memory of a server without its model."""
 QUANTISES = ("--quantization", "--modelopt-quant", "--quantize-and-serve")
@@ -103,8 +107,8 @@ class SglangBackend(InferenceBackend):
         fields = text_fields(json.loads((model / "config.json").read_text()))
         own = config.rollout.sglang.model_copy(update={"tensor_parallel": 1})  # as `launch` starts it
         alone = config.model_copy(update={"rollout": config.rollout.model_copy(update={"sglang": own})})
-        _check_model(alone, fields, measure(model).model_type, reads_text_only=True)
-        _check_class(fields, model)
+        check_model(alone, fields, measure(model).model_type, reads_text_only=True)
+        check_class(fields, model)
         yield f"a server of {model}, about {SERVER_BYTES >> 20} MiB besides the model"
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
@@ -117,14 +121,14 @@ class SglangBackend(InferenceBackend):
                 "out, so that the run starts its servers"
             )
             raise ConfigError(msg)
-        _check_adapter(config, model, reads_text_only=reads_text_only)
+        check_adapter(config, model, reads_text_only=reads_text_only)
         if rollout.min_tokens:
             msg = (
                 f"rollout.min_tokens = {rollout.min_tokens}: log-probs of SGLang leave out the suppressed stop tokens; "
                 "set it to 0, or use another backend"
             )
             raise ConfigError(msg)
-        _check_places(config)
+        check_places(config)
         if (key := rollout.sglang.api_key_file) is not None and not key.is_file():
             msg = f"rollout.sglang.api_key_file {key} does not exist; write the key of the servers to it"
             raise ConfigError(msg)
@@ -139,8 +143,8 @@ class SglangBackend(InferenceBackend):
             msg = f"rollout.replicas = {rollout.replicas}, but rollout.sglang.urls has {len(urls)}; give each actor one"
             raise ConfigError(msg)
         fields = text_fields(json.loads((model / "config.json").read_text()))
-        yield from _check_held(config, fields)
-        _check_model(config, fields, facts.model_type, reads_text_only=reads_text_only)
+        yield from check_held(config, fields)
+        check_model(config, fields, facts.model_type, reads_text_only=reads_text_only)
         yield from check_quantization(config, fields, facts, takes_media=not reads_text_only)
         if urls:
             flags = ["--enable-fp32-lm-head"] if config.model.fp32_lm_head else []
@@ -150,7 +154,7 @@ class SglangBackend(InferenceBackend):
             return
         presence.require()
         if reads_text_only:
-            _check_class(fields, model)
+            check_class(fields, model)
         yield f"{rollout.replicas} inference servers, about {SERVER_BYTES >> 20} MiB each besides the model"
 
     def server(self, config: Config) -> ServerSpec | None:
@@ -237,118 +241,6 @@ def _leave(record: ServerRecord, is_held: Callable[[], bool]) -> None:
         server.leave(is_held)
     finally:
         server.close()
-
-
-def _check_model(config: Config, fields: Mapping[str, Any], model_type: str, *, reads_text_only: bool) -> None:
-    """Refuse a model that SGLang cannot load or computes otherwise.
-
-    `fields` are the part of config.json that describes the model of text.
-
-    Raises:
-        ConfigError: names the field, or the setting to change.
-    """
-    known = presence.TEXT_WITH_EXPERTS
-    if reads_text_only and presence.has_experts(fields) and model_type not in known:
-        msg = (
-            f'rollout.backend = "sglang" with a model of type {model_type}: among text models with experts '
-            f'only {", ".join(known)} are supported; use "transformers"'
-        )
-        raise ConfigError(msg)
-    if why := presence.difference(fields):
-        msg = f'rollout.backend = "sglang": {why}, or use "transformers"'
-        raise ConfigError(msg)
-    heads = fields.get("num_attention_heads", 0)
-    if heads % (parallel := config.rollout.sglang.tensor_parallel):
-        msg = (
-            f"rollout.sglang.tensor_parallel = {parallel} does not divide the model's num_attention_heads = "
-            f"{heads}; lower it"
-        )
-        raise ConfigError(msg)
-
-
-def _check_held(config: Config, fields: Mapping[str, Any]) -> Iterator[str]:
-    """Refuse a policy whose weights or experts a server would hold in a form that updates and replays cannot follow.
-
-    Raises:
-        ConfigError: config.json names quantised weights, or an argument chooses kernels that report no experts.
-    """
-    if quantised := fields.get("quantization_config"):
-        kind = quantised.get("quant_method", "unnamed") if isinstance(quantised, dict) else quantised
-        msg = (
-            f'rollout.backend = "sglang": config.json of the model has quantization_config ({kind}), and updates hold '
-            "weights that are not quantised, so its server could not take them; use the folder of the model in "
-            "bfloat16, without that field"
-        )
-        raise ConfigError(msg)
-    if fields.get("model_type") != "gpt_oss":
-        return
-    given = [argument.partition("=")[0] for argument in config.rollout.sglang.arguments]
-    if config.trainer.router_replay and EXPERTS in given:
-        msg = (
-            f"rollout.sglang.arguments: the run sets {EXPERTS} itself, because only some kernels of SGLang report the "
-            "experts of gpt_oss; leave it out, or set trainer.router_replay = false"
-        )
-        raise ConfigError(msg)
-    yield "SGLang holds the attention sinks of gpt_oss in bfloat16, whatever rollout.sglang.dtype is"
-
-
-def _check_class(fields: Mapping[str, Any], model: Path) -> None:
-    """Refuse a model whose class the installed SGLang lacks."""
-    name = next(iter(fields.get("architectures") or ()), "") or causal_model_class(model)
-    if name and not presence.serves(name):
-        msg = (
-            f'rollout.backend = "sglang" with a model of type {measure(model).model_type}: the installed SGLang has no '
-            f'model class {name}; use "transformers"'
-        )
-        raise ConfigError(msg)
-
-
-def _check_places(config: Config) -> None:
-    """Check that samples may wait for others, and that some do; raises ConfigError."""
-    places, most = (
-        config.rollout.sglang.max_concurrent_samples,
-        config.rollout.max_concurrent_prompts * config.most_samples,
-    )
-    if places is None:
-        return
-    setting = f"rollout.sglang.max_concurrent_samples = {places}"
-    if config.run.deterministic:
-        msg = f"{setting} makes batches depend on time, which run.deterministic = true forbids; leave it out"
-        raise ConfigError(msg)
-    if places >= most:
-        msg = (
-            f"{setting} has no effect: rollout.max_concurrent_prompts = {config.rollout.max_concurrent_prompts} rows "
-            f"have {most} samples; lower it, or raise rollout.max_concurrent_prompts"
-        )
-        raise ConfigError(msg)
-
-
-def _check_adapter(config: Config, model: Path, *, reads_text_only: bool) -> None:
-    """Refuse an adapter that servers cannot serve.
-
-    Raises:
-        ConfigError: there is none to merge, servers cannot compute with it, or the model has towers, whose names in
-            SGLang differ.
-    """
-    settings = config.rollout.sglang
-    if config.lora is None:
-        if settings.merge_adapter:
-            msg = "rollout.sglang.merge_adapter = true, but the run trains no adapter; add [lora], or leave it out"
-            raise ConfigError(msg)
-        return
-    if not reads_text_only:
-        msg = 'rollout.backend = "sglang" with [lora] serves models of text alone; use "transformers"'
-        raise ConfigError(msg)
-    if settings.merge_adapter:
-        return
-    if settings.weights != "disk":
-        msg = (
-            f'rollout.sglang.weights = "{settings.weights}" is for full sets of weights, and servers get the adapter '
-            f"of [lora] in requests; leave it out, or {MERGE}"
-        )
-        raise ConfigError(msg)
-    fields = text_fields(json.loads((model / "config.json").read_text()))
-    check_served(form_of(config.lora), model, has_experts=presence.has_experts(fields))
 
 
 def external_server(context: Context) -> ServerRecord | None:

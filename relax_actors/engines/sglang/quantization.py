@@ -17,8 +17,8 @@ BLOCK = 128
 FLOAT8_CONFIG = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
 """`quantization_config` of a checkpoint in FP8, with which a server starts."""
 FLOAT8_KERNELS = {"fp8-gemm-backend": "triton", "moe-runner-backend": "triton"}
-"""Arguments of servers on GPUs. These kernels read weights and scales as they are loaded; those that SGLang chooses on
-Blackwell need another form, which the next update could not write."""
+"""Arguments of servers on GPUs. These kernels read weights and scales as they are loaded; the kernels that SGLang
+chooses on Blackwell need another form, which the next update could not write."""
 SERVED = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """Types of models whose linear layers are those of attention, MLP and experts, under the names of `sizes_of`."""
 SETTING = "rollout.sglang.quantization"
