@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import random
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
+
 from broker.address import Address
 from broker.connection import Connection
+from broker.files import open_lock, try_lock
 from broker.listeners import Settings
 from broker.permissions import OPERATOR
 from broker.server import find_binary
@@ -20,12 +26,26 @@ from relax_actors.config import load_config
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.running import TINY, wait_until
 
+PORTS = range(20_000, 30_000)
+"""Ports below those that the kernel gives to connections and to listeners on port 0."""
+_ports = random.Random(os.getpid())
+_reserved: list[int] = []
+"""Lock files of the ports that this process has returned, so that no other test process takes them."""
+
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of the loopback address that nobody listens on, and that no other test of this machine gets."""
+    folder = Path(tempfile.gettempdir()) / f"relax-test-ports-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for port in _ports.sample(PORTS, len(PORTS)):
+        lock = open_lock(folder / str(port))
+        if try_lock(lock):
+            with socket.socket() as probe, suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                _reserved.append(lock)
+                return port
+        os.close(lock)
+    pytest.fail("no port is free")
 
 
 @dataclass
@@ -62,7 +82,7 @@ class Guarded:
         command = [str(find_binary()), "-c", str(self.keys / "server" / "nats-server.conf")]
         with (self.keys / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_until(self.greets, "greeting of the server")
+        wait_until(self._has_begun, "greeting of the server")
 
     def start_run(self) -> None:
         """Make the credentials, start the server, and create the run's streams and consumers."""
@@ -70,6 +90,11 @@ class Guarded:
         self.start()
         with closing(Connection(self.address(OPERATOR), "root")) as operator:
             operator.call(ensure_run_streams(operator, load_config(self.toml, self.settings)), 60)
+
+    def _has_begun(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.keys / "server.log").read_text()[-2000:]
+        return self.greets()
 
     def greets(self, host: str = "127.0.0.1") -> bool:
         with suppress(OSError), socket.create_connection((host, self.port), 1) as connection:
