@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
@@ -52,6 +53,13 @@ class HostCopy:
                 advanced = self._sets.hold(last.version, last.fingerprint, source, self._named)
         except (OSError, ActorError):  # no room, or no time: the copy is as good as before
             self.version, self.fingerprint, self.tensors = before, base, tensors
+            raise
+        except StoreError:
+            if tensors and weights.fingerprint(tensors) != base:
+                msg = (
+                    f"the copy of weights {before} on this node has changed on its disk; the next try reads a full set"
+                )
+                raise StoreError(msg) from OSError(errno.EIO, msg)  # what was published is not at fault
             raise
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, advanced
 

@@ -216,6 +216,25 @@ def test_a_copy_that_finds_no_room_is_as_good_as_before(tmp_path: Path) -> None:
     assert copy.tensors["a"].tolist() == TENSORS["a"].tolist()
 
 
+def test_a_base_that_its_disk_has_changed_is_told_from_a_damaged_delta(tmp_path: Path) -> None:
+    after = TENSORS | {"b": TENSORS["b"] + 1}
+    weights.save(TENSORS, tmp_path / "0")
+    weights.save(deltas.encode(TENSORS, after), tmp_path / "1", PRINT)
+    updates = [WeightUpdate(0, PRINT, [tmp_path / "0"]), WeightUpdate(1, weights.fingerprint(after), [tmp_path / "1"])]
+    with closing(NodeSets(tmp_path / "room", in_memory=False)) as sets:
+        copy = HostCopy(sets)
+        copy.apply(updates[:1])
+        (file,) = (tmp_path / "room").glob(f"*/0-*/{FILE}")
+        with file.open("r+b") as opened:
+            opened.seek(-1, os.SEEK_END)
+            opened.write(b"\xff")
+        with pytest.raises(StoreError, match="has changed on its disk") as raised:
+            copy.apply(updates[1:])
+        assert isinstance(raised.value.__cause__, OSError), "the published files are not removed"
+        copy.apply(updates)
+        assert torch.equal(copy.tensors["b"], after["b"])
+
+
 def test_a_mapped_set_cannot_be_written(tmp_path: Path) -> None:
     weights.save(TENSORS, tmp_path / FILE)
     code = "import sys, pathlib; from relax_actors.weights import files\n"
