@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 
 from relax_actors.messages import Weights
 from tests.support.kills import kill_actors
-from tests.support.running import ON_POLICY, SUPPORT, Run, processes_of, relax, wait_until
+from tests.support.running import ON_POLICY, SUPPORT, Run, kill, processes_of, relax, wait_until
 
 TRACES, EXAMPLES = SUPPORT / "tiny_traces.toml", SUPPORT / "tiny_best_traces.toml"
 STEPS = 6
@@ -37,8 +34,7 @@ def sampled_run(run: Run) -> str:
     run.disconnect()
     while pids := processes_of(run.folder.root):
         for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            kill(pid)
     assert weights is not None
     return weights.fingerprint
 

@@ -55,6 +55,20 @@ def wait_for_end(descriptor: int) -> None:
     assert select.select([descriptor], [], [], DEADLINE)[0], "a process outlives SIGKILL"
 
 
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
+    """Signal a process, and wait for its end after SIGKILL: its locks are free then; return whether it was there."""
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(descriptor, number)
+            if number == signal.SIGKILL:
+                wait_for_end(descriptor)
+        finally:
+            os.close(descriptor)
+        return True
+    return False
+
+
 def processes_of(folder: Path, word: str = "") -> list[int]:
     """Processes whose command line names the folder of a run, and contains a word."""
     found = []
@@ -243,16 +257,7 @@ class Run:
             if (pid := find()) is None:
                 assert self.is_up, f"the run ended before {what} had a process; give it more steps"
                 return None
-            with suppress(ProcessLookupError):
-                descriptor = os.pidfd_open(pid)
-                try:
-                    signal.pidfd_send_signal(descriptor, number)
-                    if number == signal.SIGKILL:
-                        wait_for_end(descriptor)
-                finally:
-                    os.close(descriptor)
-                return pid
-            return None
+            return pid if kill(pid, number) else None
 
         pid: int = wait_until(signalled, f"process of {what}")
         return pid
