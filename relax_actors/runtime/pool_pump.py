@@ -224,7 +224,7 @@ class PoolPump(Pump[list[Msg]]):
         return self._pull is not None and bool(self._pull.buffered)
 
     def _has_work(self) -> bool:
-        """Whether rows are in hand, or may wait at the consumer."""
+        """Return whether the actor has rows, or its consumer may have some for it."""
         if self._handles or self._fetched or self.has_rows:
             return True
         pull, is_connected = self._pull, self.table.connection.nc.is_connected

@@ -51,7 +51,7 @@ class OtherNamesError(StoreError):
 
 
 class NodeSet(Mapping[str, Tensor]):
-    """A set that this process holds, released with the last reference to it; nobody may change its tensors.
+    """Set that this process holds until the last reference to it is gone; its tensors cannot be written.
 
     Attributes:
         fingerprint: of the tensors.
@@ -72,7 +72,7 @@ class NodeSet(Mapping[str, Tensor]):
 
 
 class NodeSets:
-    """The sets that this process holds of those of its node.
+    """Sets of a node, of which this process makes, joins and holds those that it needs.
 
     Args:
         room: folder that the processes of the node share, and no other machine or container.
@@ -179,7 +179,7 @@ class NodeSets:
     ) -> NodeSet:
         """Map a complete set, verify it, and link to it in the folder of this process, so that others find it.
 
-        A file that this process has written, `own`, is moved there, since not every file system has links.
+        The file `own`, which this process has written, is moved there, because some file systems have no links.
 
         Raises:
             OtherNamesError: it has the names of another engine.

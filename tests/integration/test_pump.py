@@ -225,7 +225,7 @@ class TakesTurns(Counts):
 
 
 class TakesOneByOne(TakesTurns):
-    """Has none of its rows at hand before it is done with the one before."""
+    """Role that gets its next row when it has finished the last one."""
 
     prefetch = False
 

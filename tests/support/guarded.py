@@ -27,10 +27,10 @@ from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.running import TINY, wait_until
 
 PORTS = range(20_000, 30_000)
-"""Ports below those that the kernel gives to connections and to listeners on port 0."""
+"""The kernel chooses ports above these for connections and for listeners on port 0."""
 _ports = random.Random(os.getpid())
 _reserved: list[int] = []
-"""Lock files of the ports that this process has returned, so that no other test process takes them."""
+"""Open lock files of the ports in use by this process; they keep other test processes from them."""
 
 
 def free_port() -> int:

@@ -108,8 +108,8 @@ def check_adapter(config: Config, model: Path, *, reads_text_only: bool) -> None
     """Refuse an adapter that servers cannot serve.
 
     Raises:
-        ConfigError: there is none to merge, servers cannot compute with it, or the model has towers, whose names in
-            SGLang differ.
+        ConfigError: there is no adapter to merge, servers cannot compute with it, or the model has towers, which have
+            other names in SGLang.
     """
     settings = config.rollout.sglang
     if config.lora is None:

@@ -25,7 +25,7 @@ class Rows:
         rows: number of rows.
         keys: `[rows * keys_width] int64`, index among the packed tokens of each key, any index for padding; None if the
             keys are the queries.
-        before: `[rows or 1] int64`, keys before the first query of each row; None if there are none.
+        before: `[rows or 1] int64`, number of keys before the first query of each row; None without such keys.
         mask: `[rows or 1, 1, width, keys_width] bool`, keys of each query; None for a causal mask.
         block: `[rows, 1, width, keys_width] bool`, keys in the block of each query; None without blocks.
     """
